@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from benchmarks.panels import Dots, Level, Line, Panel, Word, draw, layer_axis, value_axis
+from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
 from midlayer_encoders.frame.summaries import Curve, summary
 from midlayer_encoders.report.layer_charts import plot_recipes
@@ -19,7 +20,11 @@ HERE = Path(__file__).parent
 SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "echo")
 
 
-SHOWN_GAIN = {"plain": "the plain text", "word-echo": "the prompt word-echo, two spans"}
+SHOWN_GAIN = {
+    "plain": "the plain text",
+    "plain centered": "the plain text, centered",
+    rivals.DEFAULT: "the prompt word-echo, centered",
+}
 FIGURES = HERE.parents[1] / "docs" / "figures"
 
 
@@ -31,27 +36,34 @@ def averages(name: str, recipes: tuple[str, ...]) -> dict[str, Curve]:
 
 
 def gain() -> Figure:
-    """Return the README's picture: the last layer, a better one, and `word-echo` with two spans, on two models."""
+    """Return the README's picture: the last layer, a better one, and the default prompt, on two models."""
     made = zoo.means("all-MiniLM-L6-v2")
     minilm = made["plain", max(layer for _, layer in made)]
+    tasks = rivals.GROUPS[rivals.SHORT]
     panels = []
     for model in zoo.CAUSAL[:2]:
-        scores = zoo.means(model)
-        last = max(layer for _, layer in scores)
-        curves = {name: {k: scores[name, k] for k in range(last + 1) if (name, k) in scores} for name in SHOWN_GAIN}
-        plain, prompted = curves.values()
-        chosen = zoo.resolve_layer(zoo.DEPTH, last)
-        best = max(plain, key=plain.__getitem__)
+        of = rivals.results(model)
+        last = of.num_layers
+        curves = {name: {k: of.mean(tasks, (name, k)) for k in range(last + 1)} for name in SHOWN_GAIN}
         lines = [
             Line(tuple(curve), tuple(curve.values()), label, style)
             for style, (label, curve) in enumerate(zip(SHOWN_GAIN.values(), curves.values(), strict=True))
         ]
-        places = [(best, plain[best], 0, "best layer", 3.2), (last, plain[last], 0, "last layer", -3.6)]
-        places.append((chosen, prompted[chosen], 1, "depth 0.95:", 2.2))
-        dots = [Dots((layer,), (value,), style=style) for layer, value, style, _, _ in places]
+        places = [
+            (*of.best(tasks, "plain"), "best layer", 3.2),
+            ("plain", last, "last layer", -3.6),
+            (*of.default, "depth 0.95:", 1.3),
+        ]
+        styles = list(SHOWN_GAIN)
+        dots = [Dots((layer,), (curves[name][layer],), style=styles.index(name)) for name, layer, _, _ in places]
         words = [
-            Word(layer - 0.12 * last if layer == best else 0.72 * last, value + up, f"{word} {value:.1f}", style)
-            for layer, value, style, word, up in places
+            Word(
+                layer - 0.12 * last if word.startswith("best") else 0.72 * last,
+                curves[name][layer] + up,
+                f"{word} {curves[name][layer]:.1f}",
+                styles.index(name),
+            )
+            for name, layer, word, up in places
         ]
         level = Level(minilm, f"{minilm:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {minilm:.1f}")
         parts = (*lines, *dots, level, *words)

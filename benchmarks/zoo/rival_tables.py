@@ -1,42 +1,59 @@
-"""Compare the methods without training on short texts, passages, long documents and German, with intervals.
+"""Compare the methods without training on short texts, passages, long documents and other languages, with intervals.
 
-    python -m benchmarks.zoo.rival_tables RESULTS [--costs RESULTS]
+    python -m benchmarks.zoo.rival_tables RUNS    # pack what benchmarks.zoo.rivals wrote into results/rivals
+    python -m benchmarks.zoo.table                # the page that states them
 
-RESULTS holds what ``benchmarks.zoo.rivals`` wrote. Setting and layer of each method are those with the highest mean over
-the other English tasks of the model, ``word-echo`` stays at its default depth. Writes ``results/rivals.csv``, a row for
-each model, group of tasks and method, ``results/rivals-depths.csv``, what depth and weight of the first copy score, and
-``results/rivals-MODEL.csv``, the score of every variant, layer and task.
+Setting and layer of each method are the ones with the highest mean over the other English tasks of the model. The
+default, ``word-echo+center``, stays at 0.95 of the depth.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
 
+from benchmarks.zoo.rivals import DEPTHS, OWN_PROMPT
 from midlayer_encoders.models.anatomy import resolve_layer
 
-FOLDER = Path(__file__).parent / "results"
+FOLDER = Path(__file__).parent / "results" / "rivals"
+MODELS = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
 DEPTH = 0.95
+DEFAULT = "word-echo+center"
+SHORT, LONG, LONGEST = "short", "300 to 600 words", "1,300 to 1,600 words"
 GROUPS = {
-    "short": (
+    SHORT: (
         "Banking77Classification", "EmotionClassification", "STSBenchmark", "StackOverflowTitlesClustering",
         "TrecQAReranking", "TwitterURLCorpus",
     ),
     "passages": ("XQuAD-en",),
     "joined passages": ("XQuADLong-en",),
-    "300 to 600 words": ("ArticleClustering", "AuthorClassification", "NextPassageReranking"),
-    "1,300 to 1,600 words": ("LongAuthorClassification",),
-    "German": ("STSBenchmark-de", "XQuAD-de", "XQuADLong-de"),
-    "German questions, English passages": ("XQuADCross-de-en",),
+    LONG: ("ArticleClustering", "AuthorClassification", "NextPassageReranking"),
+    LONGEST: ("LongAuthorClassification",),
 }  # fmt: skip
-ENGLISH = tuple(task for group in list(GROUPS)[:5] for task in GROUPS[group])
-OURS = ("word-echo", "word-echo+center")
+LANGUAGES = {
+    "German": ("STSBenchmark-de", "XQuAD-de", "XQuADLong-de"),
+    "French": ("STSBenchmark-fr",),
+    "Chinese": ("XQuAD-zh",),
+    "German questions, English passages": ("XQuADCross-de-en",),
+}
+ENGLISH = tuple(task for tasks in GROUPS.values() for task in tasks)
+#: TinyStories reads 256 tokens: two copies of a passage do not fit.
+READS_LONG_TEXTS = MODELS[:2]
+
+Setting: TypeAlias = tuple[str, int]
+Gain: TypeAlias = tuple[float, float, float]
+
+
+def method_of(variant: str) -> str:
+    """Return the method of a variant, without its setting."""
+    return variant.removesuffix(" centered").partition(",")[0].partition(" from ")[0].partition(" up to ")[0]
 
 
 @dataclass(frozen=True)
@@ -61,91 +78,103 @@ class Results:
     def scores(self) -> np.ndarray:
         return self.frame["score"].to_numpy()
 
-    def settings(self, method: str) -> list[tuple[str, int]]:
+    @property
+    def default(self) -> Setting:
+        """What ``select`` answers without labels."""
+        return self.at(DEFAULT)
+
+    def at(self, variant: str, depth: float = DEPTH) -> Setting:
+        return variant, resolve_layer(depth, self.num_layers)
+
+    def settings(self, method: str) -> list[Setting]:
         """Return the variants and layers of a method."""
         rows = self.frame.filter(pl.col("variant").map_elements(method_of, pl.String) == method)
         return list(rows.select("variant", "layer").unique(maintain_order=True).iter_rows())
 
-    def mean(self, tasks: list[str], setting: tuple[str, int]) -> float:
+    def rows(self, tasks: Sequence[str], settings: Setting | Sequence[Setting]) -> list[int | None]:
+        each = [settings] * len(tasks) if isinstance(settings, tuple) else settings
+        return [self.places.get((task, *setting)) for task, setting in zip(tasks, each, strict=True)]
+
+    def mean(self, tasks: Sequence[str], settings: Setting | Sequence[Setting]) -> float:
         """Return the mean score over tasks, or minus infinity if one is missing."""
-        rows = [self.places.get((task, *setting)) for task in tasks]
+        rows = self.rows(tasks, settings)
         return -np.inf if None in rows or not rows else float(np.mean(self.scores[rows]))
 
-    def chosen(self, method: str, task: str) -> tuple[str, int]:
-        """Return the setting with the highest mean over the other English tasks; ours has a fixed one."""
-        if method in OURS:
-            return method, resolve_layer(DEPTH, self.num_layers)
-        others = [other for other in ENGLISH if other != task and (other, "plain", 0) in self.places]
-        return max(self.settings(method), key=lambda setting: self.mean(others, setting))
+    def best(self, tasks: Sequence[str], *methods: str) -> Setting:
+        """Return the setting of methods with the highest mean over tasks."""
+        settings = [setting for method in methods for setting in self.settings(method)]
+        return max(settings, key=lambda setting: self.mean(tasks, setting))
+
+    def interval(self, tasks: Sequence[str], settings: Setting | Sequence[Setting]) -> tuple[float, float]:
+        """Return the 95 % interval of a mean score over resampled examples."""
+        return _interval(self.draws[self.rows(tasks, settings)].mean(axis=0, dtype=float))
+
+    def gain(self, tasks: Sequence[str], settings: Setting | Sequence[Setting]) -> Gain:
+        """Return the gain over the best plain layer, centered or not, and its 95 % interval over resampled examples."""
+        base = self.best(tasks, "plain")
+        mine, theirs = (self.draws[self.rows(tasks, each)].mean(axis=0, dtype=float) for each in (settings, base))
+        return self.mean(tasks, settings) - self.mean(tasks, base), *_interval(mine - theirs)
+
+    def tokens(self, tasks: Sequence[str], settings: Setting | Sequence[Setting]) -> float:
+        return float(self.frame["tokens"].to_numpy()[self.rows(tasks, settings)].mean())
+
+    def chosen(self, method: str, task: str) -> Setting:
+        """Return the setting with the highest mean over the other English tasks; the default has a fixed one."""
+        if method == DEFAULT:
+            return self.default
+        readable = [other for tasks in groups(self.model).values() for other in tasks]
+        return self.best([other for other in readable if other != task], method)
+
+    def chosen_elsewhere(self, task: str) -> Setting:
+        """Return the depth of the default and the weight of the first copy that are best on other models and tasks."""
+        others = [results(model) for model in READS_LONG_TEXTS if model != self.model]
+        tasks = [other for other in ENGLISH if other != task]
+        variants = dict.fromkeys(name for name, _ in self.settings(DEFAULT) if not name.startswith(OWN_PROMPT))
+        choices = [(variant, depth) for variant in variants for depth in DEPTHS]
+        return self.at(*max(choices, key=lambda each: sum(other.mean(tasks, other.at(*each)) for other in others)))
 
 
-def method_of(variant: str) -> str:
-    """Return the method of a variant, without its setting."""
-    return variant.removesuffix(" centered").partition(",")[0].partition(" from ")[0].partition(" up to ")[0]
-
-
-def read(folder: Path) -> Iterator[Results]:
-    """Yield the results of each model."""
-    paths = sorted(folder.rglob("*-rivals.csv"))
-    frame = pl.concat([pl.read_csv(path) for path in paths])
-    draws = np.concatenate([np.load(path.with_suffix(".npz"))["draws"] for path in paths])
-    for model in frame["model"].unique(maintain_order=True):
-        rows = (frame["model"] == model).to_numpy()
-        yield Results(model, frame.filter(model=model), draws[rows])
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
+def _interval(values: np.ndarray) -> tuple[float, float]:
     low, high = np.quantile(values, [0.025, 0.975]).tolist()
     return low, high
 
 
-def compare(results: Results) -> Iterator[tuple[str | float, ...]]:
-    """Yield a row for each group of tasks and method."""
-    for group, names in GROUPS.items():
-        tasks = [task for task in names if (task, "plain", 0) in results.places]
-        if not tasks:
-            continue
-        best_plain = max(results.settings("plain"), key=lambda setting: results.mean(tasks, setting))
-        base = [results.places[(task, *best_plain)] for task in tasks]
-        rows = {"plain, best layer": base}
-        for method in dict.fromkeys(map(method_of, results.frame["variant"])):
-            settings = {task: results.chosen(method, task) for task in tasks}
-            if all((task, *setting) in results.places for task, setting in settings.items()):
-                rows[method] = [results.places[(task, *setting)] for task, setting in settings.items()]
-        for method, found in rows.items():
-            score, draws = results.scores[found].mean(), results.draws[found].mean(axis=0)
-            gain, gains = score - results.scores[base].mean(), draws - results.draws[base].mean(axis=0)
-            tokens = results.frame["tokens"].to_numpy()[found].mean()
-            yield results.model, group, method, len(tasks), score, *interval(draws), gain, *interval(gains), tokens
+@cache
+def results(model: str) -> Results:
+    """Return the results of a model."""
+    return Results(model, pl.read_csv(FOLDER / f"{model}.csv"), np.load(FOLDER / f"{model}.npz")["draws"])
 
 
-def depths(models: list[Results]) -> Iterator[tuple[str | float, ...]]:
-    """Yield what each depth and weight score, and the ones chosen on other models and on other tasks."""
-    for results in models:
-        for group, names in GROUPS.items():
-            tasks = [task for task in names if (task, "plain", 0) in results.places]
-            settings = [setting for setting in results.settings("word-echo+center") if tasks]
-            for variant, layer in settings:
-                yield results.model, group, variant, layer / results.num_layers, results.mean(tasks, (variant, layer))
+def groups(model: str) -> dict[str, tuple[str, ...]]:
+    """Return the groups of English tasks whose texts a model can read."""
+    return GROUPS if model in READS_LONG_TEXTS else {name: GROUPS[name] for name in list(GROUPS)[:2]}
+
+
+def rival_settings(model: str, tasks: Sequence[str]) -> dict[str, Setting | list[Setting]]:
+    """Return the settings of each method on tasks: the best plain layer first, which knows their labels."""
+    of = results(model)
+    methods = dict.fromkeys(method_of(variant) for variant in of.frame["variant"])
+    methods.pop("word-echo")
+    chosen = {method: [of.chosen(method, task) for task in tasks] for method in methods}
+    elsewhere = {f"{DEFAULT}, depth and weight from other models": [of.chosen_elsewhere(task) for task in tasks]}
+    return {"plain, best layer": of.best(tasks, "plain"), **chosen, **elsewhere}
+
+
+def pack(runs: Path) -> None:
+    """Write one file of scores and one of draws for each model."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for model in MODELS:
+        paths = sorted(runs.glob(f"{model}-*-rivals.csv"))
+        draws = np.concatenate([np.load(path.with_suffix(".npz"))["draws"] for path in paths])
+        frame = pl.concat([pl.read_csv(path) for path in paths]).drop("low", "high", "milliseconds")
+        frame.write_csv(FOLDER / f"{model}.csv", float_precision=2)
+        np.savez_compressed(FOLDER / f"{model}.npz", draws=draws.astype(np.float16))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    arguments = parser.parse_args()
-    models = list(read(arguments.results))
-    names = ["model", "group", "method", "tasks", "score", "low", "high", "gain", "gain_low", "gain_high", "tokens"]
-    table = pl.DataFrame([row for results in models for row in compare(results)], schema=names, orient="row")
-    table.write_csv(FOLDER / "rivals.csv", float_precision=2)
-    names = ["model", "group", "variant", "depth", "score"]
-    pl.DataFrame(list(depths(models)), schema=names, orient="row").write_csv(
-        FOLDER / "rivals-depths.csv", float_precision=2
-    )
-    for results in models:
-        columns = results.frame.select("variant", "layer", "task", "score")
-        columns.write_csv(FOLDER / f"rivals-{results.model}.csv", float_precision=2)
-    with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_width_chars=160, fmt_str_lengths=50, float_precision=1):
-        print(table)
+    parser.add_argument("runs", type=Path)
+    pack(parser.parse_args().runs)
 
 
 if __name__ == "__main__":

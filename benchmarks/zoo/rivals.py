@@ -4,8 +4,7 @@
 
 Each variant is also scored centered: with the mean over the texts of the task subtracted. After each task it writes
 ``MODEL-TASK-rivals.csv``, and ``MODEL-TASK-rivals.npz``, whose ``draws`` has for each row of the former the scores on
-resampled examples, the same ones for all. Tasks that are there are not read again. It prints the means over tasks at a
-fixed depth, at the layer that is best on the other tasks, and at the best one of each task itself, an upper bound.
+resampled examples, the same ones for all. Tasks that are there are not read again.
 
 Texts are read as they are: some authors end them with a full stop and replace quotation marks. All states pass the
 final norm. Tokens are those that pass all blocks; a pass that ends early counts in part.
@@ -43,7 +42,7 @@ from midlayer_encoders.recipes import RECIPES, centering_offset
 from midlayer_encoders.sweeping.scoring import resampled_scores
 from midlayer_encoders.sweeping.scoring.recording import Recorded
 
-DEPTH, DEPTHS = 0.95, (0.6, 0.8, 0.9, 0.95, 1.0)
+DEPTHS = (0.6, 0.8, 0.9, 0.95, 1.0)
 STEERED, TIMES = 6 / 32, 2  # Contrastive Prompting: the sixth of 32 blocks and the scale of its authors for PromptEOL
 REROUTED = {"the middle third": (1 / 3, 2 / 3), "the second half": (0.5, 1.0), "all blocks": (0.0, 1.0)}
 AGGREGATED_FROM = (0.0, 0.5)
@@ -70,6 +69,12 @@ META_TASKS = [
 ]
 IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in one word:"'
 COMPRESS = "Context: {text}\nCompress the Context in one word:"
+OWN_PROMPT = "word-echo+center, prompt in the language"
+TRANSLATED = {
+    "de": 'Dieser Satz : "{text}" bedeutet in einem Wort:"{read}". Der umformulierte Satz: "{text}',
+    "fr": 'Cette phrase : "{text}" signifie en un mot :"{read}". La phrase reformulée : "{text}',
+    "zh": '这句话："{text}"用一个词概括是："{read}"。改写后的句子："{text}',
+}
 
 Vectors = Iterator[tuple[str, int, Tensor]]  # variant, layer, and vectors of the texts, shape (N, D)
 Method = Callable[[LayerEncoder, list[str], Sequence[int]], Vectors]
@@ -119,21 +124,29 @@ def read(
 
 def recipe(name: str, encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
     """Yield the vectors of a named recipe."""
-    layers = range(encoder.num_layers + 1) if name == "plain" else layers
+    layers = range(max(layers) + 1) if name == "plain" else layers
     rows = encoder.with_recipe(name).encode_layers(texts, layers, convert_to_tensor=True)
     yield from ((name, layer, vectors) for layer, vectors in zip(layers, rows, strict=True))
 
 
 def word_echo(encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
-    """Yield the vectors of ``word-echo``, and with centered spans and other weights of the first copy, from one pass."""
-    reader = encoder.with_recipe(RECIPES["word-echo"].apart())
-    for layer, rows in zip(layers, reader.encode_layers(texts, layers, convert_to_tensor=True), strict=True):
+    """Yield the vectors of ``word-echo`` at every layer, and with other weights of the first copy, from one pass."""
+    reader, every = encoder.with_recipe(RECIPES["word-echo"].apart()), range(max(layers) + 1)
+    for layer, rows in zip(every, reader.encode_layers(texts, every, convert_to_tensor=True), strict=True):
         spans, share = split_spans(rows)
         yield "word-echo", layer, join_spans(spans, share)
         offsets = centering_offset(spans)
         weights = {"": share, ", no first copy": 0 * share, ", half": share / 2, ", always 1": torch.ones_like(share)}
-        for name, weight in weights.items():
+        for name, weight in weights.items() if layer in layers else [("", share)]:
             yield f"word-echo+center{name}", layer, join_spans(spans, weight, "sum", offsets)
+
+
+def translated(language: str, encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
+    """Yield the vectors of ``word-echo`` with a prompt in the language of the texts, centered."""
+    reader = encoder.with_recipe(Recipe(name="translated", template=TRANSLATED[language], norm="final", join="none"))
+    for layer, rows in zip(layers, reader.encode_layers(texts, layers, convert_to_tensor=True), strict=True):
+        spans, share = split_spans(rows)
+        yield OWN_PROMPT, layer, join_spans(spans, share, "sum", centering_offset(spans))
 
 
 def meta_eol(encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
@@ -238,6 +251,7 @@ METHODS: dict[str, list[Method]] = {
     "kv": [partial(kv_embedding, where) for where in REROUTED],
     "values": [aligned_wva],
     "prepending": [partial(token_prepending, depth) for depth in PREPENDED_UP_TO],
+    **{language: [partial(translated, language)] for language in TRANSLATED},  # for tasks in this language alone
 }
 
 
@@ -265,7 +279,7 @@ def measured(method: Method, encoder: LayerEncoder, task: Recorded, layers: Sequ
     with counted(encoder) as counts:
         found = {(name, layer): rows.float().cpu() for name, layer, rows in method(encoder, texts, layers)}
     cost = counts[0] / len(texts), 1000 * (time.perf_counter() - start) / len(texts)
-    if method is not word_echo:
+    if not any("+center" in name for name, _ in found):
         found |= {(f"{name} centered", layer): rows - rows.mean(dim=0) for (name, layer), rows in found.items()}
     places = {text: row for row, text in enumerate(texts)}
 
@@ -276,22 +290,6 @@ def measured(method: Method, encoder: LayerEncoder, task: Recorded, layers: Sequ
         numbers = [layer for name, layer in found if name == variant]
         scores = resampled_scores(task.scorer, texts, numbers, partial(vectors, variant), device=encoder.device)
         yield from ((variant, layer, values, cost) for layer, values in scores.items())
-
-
-def summary(folder: Path) -> pl.DataFrame:
-    """Return the means over the tasks of each model and variant, with the layer fixed or chosen."""
-    frame, rows = pl.concat(map(pl.read_csv, sorted(folder.glob("*-rivals.csv")))), []
-    for (model, variant), part in frame.group_by("model", "variant", maintain_order=True):
-        by_layer = part.pivot("task", index="layer", values="score").drop_nulls()
-        layers, scores = by_layer["layer"].to_list(), by_layer.drop("layer").to_numpy()
-        chosen = [np.delete(scores, task, axis=1).sum(axis=1).argmax() for task in range(scores.shape[1])]
-        fixed = resolve_layer(DEPTH, frame.filter(model=model)["layer"].max())
-        at_depth = scores[layers.index(fixed)].mean() if fixed in layers else None
-        others = scores[chosen, range(len(chosen))].mean() if len(chosen) > 1 else None
-        means = at_depth, others, scores.max(axis=0).mean(), part["tokens"].mean(), part["milliseconds"].mean()
-        rows.append((model, variant, *means))
-    names = ["model", "variant", f"at {DEPTH}", "by other tasks", "by the task itself", "tokens", "milliseconds"]
-    return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
 
 
 def main() -> None:
@@ -316,7 +314,8 @@ def main() -> None:
         layers = sorted({resolve_layer(depth, encoder.num_layers) for depth in arguments.layers})
         for label, task in tasks.items():
             path, rows, draws = arguments.out / f"{name}-{label}-rivals.csv", [], []
-            for method in () if path.exists() else [one for key in arguments.methods for one in METHODS[key]]:
+            names_of_methods = [key for key in arguments.methods if key not in TRANSLATED or label.endswith(f"-{key}")]
+            for method in () if path.exists() else [one for key in names_of_methods for one in METHODS[key]]:
                 for variant, layer, (score, *resampled), cost in measured(method, encoder, task, layers):
                     bounds = np.quantile(resampled, [0.025, 0.975]) if resampled else (np.nan, np.nan)
                     rows.append((name, variant, layer, label, *(100 * np.array([score, *bounds])).tolist(), *cost))
@@ -325,8 +324,6 @@ def main() -> None:
             if rows:  # the CSV last: its presence says that the task is done
                 np.savez_compressed(path.with_suffix(".npz"), draws=100 * np.array(draws, dtype=np.float32))
                 pl.DataFrame(rows, schema=names, orient="row").write_csv(path, float_precision=3)
-    with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_width_chars=160, fmt_str_lengths=50, float_precision=1):
-        print(summary(arguments.out))
 
 
 if __name__ == "__main__":

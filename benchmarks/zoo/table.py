@@ -9,16 +9,15 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import rules
+from benchmarks.zoo.rivals import OWN_PROMPT
 from midlayer_encoders.models.anatomy import resolve_layer
 
 FOLDER = Path(__file__).parent
-CAUSAL = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
+CAUSAL = rivals.MODELS
 EMBEDDING = ("all-MiniLM-L6-v2", "gte-small", "paraphrase-MiniLM-L3")
-DEPTH = 0.95
-LONG = ("SmolLM2-135M", "Gemma-3-270M", "all-MiniLM-L6-v2", "gte-small")
-LENGTH_TASKS = {"Banking77": "", "Emotion": "", "Author": "long"}
-LENGTHS = (1, 3, 10, 30, 100)
+DEPTH = rivals.DEPTH
 REMOVED = ("summarize", "instruction")  # recipes that the results hold, and that have no name any more
 
 
@@ -41,38 +40,90 @@ def best(scores: dict[tuple[str, int], float], *recipes: str) -> str:
     return f"{scores[place]:.1f} ({name}at {place[1]})"
 
 
-def gain(model: str) -> str:
-    """Return the interval of word-echo's gain over the best plain layer, if it was resampled."""
-    path = FOLDER / "results" / f"{model}-choices.csv"
-    if not path.is_file():
-        return "not resampled"
-    row = pl.read_csv(path).filter(choice=f"word-echo at {DEPTH}").row(0, named=True)
-    return f"{row['gain']:+.1f} ({row['gain_low']:.1f} to {row['gain_high']:.1f})"
+def with_interval(values: tuple[float, float, float]) -> str:
+    """Return a gain with its interval."""
+    gain, low, high = values
+    return f"{gain:+.1f} ({low:.1f} to {high:.1f})"
 
 
-def causal_rows() -> list[str]:
-    """Return the table of the causal models."""
+def rival_rows(model: str) -> list[str]:
+    """Return the table of the methods on a model: scores, and gains over the best plain layer."""
+    groups, of = rivals.groups(model), rivals.results(model)
+    by_group = {name: rivals.rival_settings(model, tasks) for name, tasks in groups.items()}
+    lines = ["| | " + " | ".join(groups) + " | tokens of a short text |", "|---" * (len(groups) + 2) + "|"]
+    for method in by_group[rivals.SHORT]:
+        cells = []
+        for name, tasks in groups.items():
+            settings = by_group[name][method]
+            gain = "" if method.endswith("best layer") else ", " + with_interval(of.gain(tasks, settings))
+            cells.append(f"{of.mean(tasks, settings):.1f}{gain}")
+        name = METHOD_NAMES.get(method, method)
+        shown = f"**`{name}` at {DEPTH}**" if method == rivals.DEFAULT else name
+        tokens = of.tokens(groups[rivals.SHORT], by_group[rivals.SHORT][method])
+        lines.append(f"| {shown} | " + " | ".join(cells) + f" | {tokens:.0f} |")
+    return lines
+
+
+METHOD_NAMES = {
+    "plain": "plain, layer from other tasks",
+    "one-word": "`one-word`, likewise",
+    "echo": "`echo`, likewise",
+    f"{rivals.DEFAULT}, depth and weight from other models": f"`{rivals.DEFAULT}`, depth and weight from the other model",
+}
+COST_TASKS = {"EmotionClassification": "short", "LongAuthorClassification": "1,300 to 1,600 words"}
+
+
+def cost_rows() -> list[str]:
+    """Return the table of tokens and milliseconds of each method."""
+    rows = pl.read_csv(rivals.FOLDER / "milliseconds.csv")
+    methods = dict.fromkeys(map(rivals.method_of, rows["variant"]))
+    methods.pop("word-echo")
+    names = [f"{unit}, {length}" for length in COST_TASKS.values() for unit in ("tokens", "ms")]
+    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for method in methods:
+        cells = []
+        for task in COST_TASKS:
+            of = rows.filter(pl.col("variant").map_elements(rivals.method_of, pl.String) == method, task=task)
+            row = of.sort("milliseconds").row(0, named=True)
+            cells += [f"{row['tokens']:,.0f}", f"{row['milliseconds']:.2f}"]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def language_rows() -> list[str]:
+    """Return the table of other languages, with gains over the best plain layer."""
+    lines = ["| | | plain, best layer | `word-echo` | `word-echo+center` | the same, prompt in the language |"]
+    lines.append("|---" * 6 + "|")
+    for model in CAUSAL[:2]:
+        of = rivals.results(model)
+        for language, tasks in rivals.LANGUAGES.items():
+            base = of.best(tasks, "plain")
+            cells = [f"{of.mean(tasks, base):.1f}"]
+            for variant in ("word-echo", rivals.DEFAULT, OWN_PROMPT):
+                setting = of.at(variant)
+                is_there = None not in of.rows(tasks, setting)
+                gain = with_interval(of.gain(tasks, setting)) if is_there else ""
+                cells.append(f"{of.mean(tasks, setting):.1f}, {gain}" if is_there else "")
+            lines.append(f"| {model} | {language} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def depth_rows() -> list[str]:
+    """Return the table of depths and weights of the default, in and out of the tasks that it was chosen on."""
+    settings = [(rivals.DEFAULT, depth) for depth in rivals.DEPTHS]
+    settings += [(f"{rivals.DEFAULT}, {weight}", DEPTH) for weight in ("no first copy", "half", "always 1")]
+    columns = [(model, group) for model in CAUSAL[:2] for group in rivals.groups(model)]
     lines = [
-        "| model | plain, last layer | plain, best layer | `one-word`, `echo` at 0.95 | `word-echo` at 0.95 "
-        "| over the best plain layer | best single recipe and layer | `word-echo`, last layer |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | " + " | ".join(f"{model}, {group}" for model, group in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
-    for model in CAUSAL:
-        scores = means(model)
-        last = max(layer for _, layer in scores)
-        layer = resolve_layer(DEPTH, last)
-        single = sorted({recipe for recipe, _ in scores if not recipe.startswith("word-echo")})
-        cells = [
-            f"{model} ({last} blocks)",
-            f"{scores['plain', last]:.1f}",
-            best(scores, "plain"),
-            f"{scores['one-word', layer]:.1f}, {scores['echo', layer]:.1f}",
-            f"**{scores['word-echo', layer]:.1f}** (at {layer})",
-            gain(model),
-            best(scores, *single),
-            f"{scores['word-echo', last]:.1f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    for variant, depth in settings:
+        cells = []
+        for model, group in columns:
+            of = rivals.results(model)
+            cells.append(f"{of.mean(rivals.GROUPS[group], of.at(variant, depth)):.1f}")
+        name = f"at {depth}" if variant == rivals.DEFAULT else variant.partition(", ")[2]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -106,47 +157,6 @@ def variant_rows() -> list[str]:
     return lines
 
 
-def long_rows() -> list[str]:
-    """Return the table of long documents, with the gains over the best plain layer."""
-    columns = {
-        "plain, last layer": "plain, last layer",
-        "best single recipe and layer": "best single recipe and layer",
-        "`word-echo` at 0.95": "word-echo at 0.95",
-        "`echo` at 0.95": "echo at 0.95",
-        "`one-word` at 0.95": "one-word at 0.95",
-    }
-    lines = ["| model | plain, best layer | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-    for model in LONG:
-        rows = pl.read_csv(FOLDER / "results" / "long" / f"{model}-choices.csv")
-        of = {row["choice"]: row for row in rows.iter_rows(named=True)}
-        base = of["plain, best layer"]
-        cells = [f"{base['score']:.1f} ({base['low']:.1f} to {base['high']:.1f}), at {base['layer']}"]
-        for choice in columns.values():
-            row = of.get(choice)
-            name = f", `{row['recipe']}` at {row['layer']}" if row and choice.startswith("best") else ""
-            gain = row and f"{row['gain']:+.1f} ({row['gain_low']:.1f} to {row['gain_high']:.1f}){name}"
-            cells.append(gain if row and (row["recipe"], row["layer"]) != (base["recipe"], base["layer"]) else "")
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def length_rows() -> list[str]:
-    """Return the table of word-echo's scores on classifications by the length of its vectors."""
-    lines = [
-        "| times as long | " + " | ".join(f"{model}, {task}" for model in CAUSAL[:2] for task in LENGTH_TASKS) + " |"
-    ]
-    lines.append("|---" * (1 + 2 * len(LENGTH_TASKS)) + "|")
-    for times in LENGTHS:
-        cells = []
-        for model in CAUSAL[:2]:
-            for task, folder in LENGTH_TASKS.items():
-                rows = pl.read_csv(FOLDER / "results" / folder / f"{model}-lengths.csv")
-                name = f"word-echo, {times} times as long"
-                cells.append(f"{rows.filter(variant=name, task=f'{task}Classification')['score'].item():.1f}")
-        lines.append(f"| {times} | " + " | ".join(cells) + " |")
-    return lines
-
-
 def rule_rows() -> list[str]:
     """Return the table of rules that choose recipe and layer for each task without labels."""
     models = CAUSAL[:2]
@@ -175,6 +185,13 @@ def embedding_rows() -> list[str]:
     return lines
 
 
+def long_words(model: str) -> str:
+    """Return what an embedding model scores at its best layer on long texts."""
+    rows = pl.read_csv(FOLDER / "results" / "long" / f"{model}-choices.csv")
+    best = rows.filter(choice="plain, best layer").row(0, named=True)
+    return f"{model} scores {best['score']:.1f} ({best['low']:.1f} to {best['high']:.1f}) at layer {best['layer']}"
+
+
 def chinese_words() -> str:
     """Return the sentence on the Chinese model."""
     rows = pl.read_csv(FOLDER / "results" / "chinese" / "m3e-small-choices.csv")
@@ -189,27 +206,66 @@ def page() -> str:
         [
             "# Recipes on real models",
             "",
-            "Mean of the main scores x 100 on six real tasks at full size (Banking77, Emotion, STSBenchmark, "
-            "StackOverflow titles,",
-            "TrecQA reranking, TwitterURLCorpus), every layer under every recipe, NVIDIA H200, float32. "
-            "`python -m benchmarks.zoo.weights`",
-            "fetches, converts and verifies the models, `python -m benchmarks.zoo.run` sweeps them, and `python -m "
-            "benchmarks.zoo.table`",
-            "writes this page from the files in `results`. `word-echo` was measured with two spans, before the first copy was added",
-            "and vectors were scaled or centered.",
+            "Mean of the main scores x 100 on an NVIDIA H200. `python -m benchmarks.zoo.weights` fetches, converts and verifies the",
+            "models, `python -m benchmarks.zoo.rivals TASKS --models … --out RUNS --device cuda --dtype bfloat16` reads and scores,",
+            "`python -m benchmarks.zoo.rival_tables RUNS` packs the scores into `results/rivals`, and `python -m benchmarks.zoo.table`",
+            "writes this page.",
             "",
-            "## Causal models",
+            "## Methods without training, at equal tokens",
             "",
-            *causal_rows(),
+            "Scores, and gains over the best plain layer with 95 % intervals over resampled examples, the same for both. The best plain",
+            "layer is chosen with the labels of the tasks themselves, centered or not; of every other method, layer, setting and",
+            "centering are the best ones on the other English tasks. `word-echo+center` has no choice: it is at "
+            f"{DEPTH} of the depth. As",
+            "that depth was chosen on the short tasks, the last row repeats it with depth and weight of the first copy that are best",
+            "on the other model and on other tasks.",
             "",
-            "Intervals of 95 % are over resampled examples, the same for both choices. SmolLM2-135M is the Instruct model "
-            "in 4 bits,",
-            "Gemma-3-270M the base model in 4 bits. TinyStories-15M knows only the words of stories for small children.",
+            "- *short*: Banking77, Emotion, STSBenchmark, StackOverflow titles, TrecQA reranking, TwitterURLCorpus at full size;",
+            "- *passages*: XQuAD, 1,190 questions and 240 passages of 124 words; *joined passages*: three of an article together;",
+            "- *300 to 600 words*: who wrote a passage of a novel, the article of a passage of WikiText-2, and the passage that follows;",
+            "- *1,300 to 1,600 words*: who wrote a passage of a novel.",
+            "",
+            *(
+                line
+                for model in CAUSAL
+                for line in (f"### {model} ({rivals.results(model).num_layers} blocks)", "", *rival_rows(model), "")
+            ),
+            "SmolLM2-135M is the Instruct model in 4 bits, Gemma-3-270M the base model in 4 bits. TinyStories-15M knows only the words of",
+            "stories for small children and reads 256 tokens. MetaEOL (eight prompts, arXiv 2402.18458), Contrastive Prompting",
+            "(2505.12831), KV-Embedding (2601.01046), AlignedWVA (2602.01572) and Token Prepending (2412.11556) are our",
+            "implementations, `rivals.py` says how each one reads a text.",
+            "",
+            "No method wins everywhere. On short texts AlignedWVA reads half of the tokens, and is better on SmolLM2 and worse on Gemma;",
+            "on passages `word-echo+center` is the best or equal to `echo`. On 300 to 600 words it is as good as the best plain layer,",
+            "not 2 points better, with any depth or weight (below); on the authors of long passages middle layers without a prompt",
+            "are far better than any prompt.",
+            "",
+            "## What they cost",
+            "",
+            "SmolLM2-135M alone on the GPU, one layer, bfloat16, for a text, the fastest setting of each method. On short texts most of the",
+            "time is tokenization and launches, and methods differ less than their repetitions:",
+            "",
+            *cost_rows(),
+            "",
+            "## Depth of the default, and the weight of the first copy",
+            "",
+            "By default the weight of the first copy grows with the text, to 1 at 128 tokens:",
+            "",
+            *depth_rows(),
+            "",
+            "## Other languages",
+            "",
+            "At "
+            f"{DEPTH} of the depth, with gains over the best plain layer. Gemma-3-270M knows German, French and Chinese, SmolLM2-135M",
+            "hardly. The prompt is English, in the last column German, French or Chinese (`rivals.py`); German questions and English",
+            "passages get the same one.",
+            "",
+            *language_rows(),
             "",
             "## Other ways to read a causal model",
             "",
-            f"At {DEPTH} of the depth (`python -m benchmarks.zoo.variants`; `results/*-variants.csv` has three other "
-            "depths):",
+            f"On the six short tasks in float32, at {DEPTH} of the depth (`python -m benchmarks.zoo.variants`; `results/*-variants.csv` has three",
+            "other depths). `word-echo` pooled two spans here, without the first copy, as long as two unit vectors:",
             "",
             *variant_rows(),
             "",
@@ -228,47 +284,24 @@ def page() -> str:
             "",
             "## Rules that choose for each task",
             "",
-            "Among the recipes and the layers from half of the depth on, a rule takes the pair with the highest "
-            "alignment on 400",
-            "texts of the task, or the highest sum of the ranks of alignment and uniformity (`python -m "
+            "With two spans as above. Among the recipes and the layers from half of the depth on, a rule takes the pair with",
+            "the highest alignment on 400 texts of the task, or the highest sum of the ranks of alignment and uniformity (`python -m "
             "benchmarks.zoo.rules`). No rule",
             "reaches the fixed choice, so `select` does not use one.",
             "",
             *rule_rows(),
             "",
-            "## Long documents",
-            "",
-            "Three tasks of texts of 300 to 600 words (`python -m benchmarks.zoo.long_documents`): the author of a passage "
-            "from a novel",
-            "(315 test texts of eight authors, from other novels than in training), passages of WikiText-2 by their article "
-            "(546 passages),",
-            "and the passage that follows another one (503 queries, 21 candidates). Gains over the best plain layer, with "
-            "intervals of 95 %:",
-            "",
-            *long_rows(),
-            "",
-            "On long documents no recipe is significantly above the best plain layer. all-MiniLM-L6-v2 reads 256 tokens of a text and "
-            "gte-small 512, the other two all of it.",
-            "",
-            "## The length of the vectors",
-            "",
-            "Two spans of length 1 add up to less than two; vectors of a plain layer have a length of 28 to 52 on these "
-            "models. The logistic",
-            "regression of mteb penalizes large weights, so short vectors are fitted less closely. Accuracy x 100 of the "
-            "same vectors, made",
-            "longer (`python -m benchmarks.zoo.variants --part lengths`):",
-            "",
-            *length_rows(),
-            "",
             "## Embedding models",
             "",
             *embedding_rows(),
             "",
-            "`word-echo` is refused for them: their tokens see later ones.",
+            "`word-echo` is refused for them: their tokens see later ones. On texts of 300 to 600 words, "
+            f"{long_words('all-MiniLM-L6-v2')},",
+            f"which reads 256 tokens of a text, and {long_words('gte-small')}, which reads 512.",
             "",
             "m3e-small, a Chinese embedding model with 4 blocks whose license forbids commercial use, has an accuracy x 100 of",
             f"{chinese_words()}, on 600 Chinese reviews (`python -m",
-            "benchmarks.zoo.chinese_reviews`). No causal model was measured on another language than English.",
+            "benchmarks.zoo.chinese_reviews`).",
             "",
         ]
     )

@@ -3,7 +3,6 @@
     python -m benchmarks.zoo.variants TASKS --models built-in Gemma-3-270M … --out benchmarks/zoo/results [--device cuda]
     python -m benchmarks.zoo.variants … --part attention     # outputs of the attention, at every layer
     python -m benchmarks.zoo.variants … --part prepending    # Token Prepending, at eight depths
-    python -m benchmarks.zoo.variants … --part lengths       # longer vectors, on tasks with classifiers
 
 Writes ``MODEL-PART.csv``, the score of every variant, layer and task, on the texts that mteb evaluates. Token
 Prepending (Fu et al., 2024, arXiv 2412.11556) and its hierarchical form (Ding et al., 2025, arXiv 2511.14868) are
@@ -31,12 +30,10 @@ from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.pooled_spans import split_spans
 from midlayer_encoders.recipes import RECIPES
-from midlayer_encoders.sweeping.scoring.classification import Classifiers
 from midlayer_encoders.sweeping.scoring.recording import Recorded
 
 DEPTH = 0.95
 DEPTHS = (0.85, 0.9, DEPTH, 1.0)
-LENGTHS = (1, 3, 10, 30, 100)
 MIDDLE = (0.4, 0.5, 0.6, 0.7)
 SEVERAL = (0.85, 0.9, 0.95)
 WEIGHTS = {"1:2": (1, 2), "2:1": (2, 1)}
@@ -120,12 +117,6 @@ def _attention_outputs(encoder: LayerEncoder, texts: list[str]) -> Tensor:
     layers = list(range(1, encoder.num_layers + 1))
     capture(encoder.transformer, inputs, receive, anatomy=encoder.anatomy, layers=layers, sites=("attention",))
     return torch.stack(vectors)
-
-
-def longer_vectors(encoder: LayerEncoder, texts: list[str], layer: int) -> Iterator[tuple[str, int, Tensor]]:
-    """Yield the vectors of ``word-echo`` at several lengths: a penalty on a classifier's weights depends on the length."""
-    (vectors,) = encoder.with_recipe("word-echo").encode_layers(texts, layers=[layer], convert_to_tensor=True)
-    yield from ((f"word-echo, {times} times as long", layer, times * vectors) for times in LENGTHS)
 
 
 def stock_vectors(model: str, texts: list[str], layers: Sequence[int], device: str | None) -> Iterator[Any]:
@@ -230,8 +221,6 @@ def variants(part: str, encoder: LayerEncoder, texts: list[str], model: str) -> 
 
     if part == "attention":
         yield from attention_vectors(encoder, texts)
-    elif part == "lengths":
-        yield from longer_vectors(encoder, texts, resolve_layer(DEPTH, encoder.num_layers))
     elif part == "prepending":
         yield from prepending_vectors(encoder, texts, layers(*MIDDLE, *DEPTHS))
     else:
@@ -247,11 +236,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device")
     parser.add_argument("--max-length", type=int, help="tokens of a text; the model's maximum by default")
-    parser.add_argument("--part", choices=("variants", "attention", "prepending", "lengths"), default="variants")
+    parser.add_argument("--part", choices=("variants", "attention", "prepending"), default="variants")
     arguments = parser.parse_args()
     tasks = recorded_tasks(sorted(path for path in arguments.tasks.iterdir() if path.is_dir()))
-    if arguments.part == "lengths":
-        tasks = {name: task for name, task in tasks.items() if isinstance(task.scorer, Classifiers)}
     texts = {text: row for row, text in enumerate(dict.fromkeys(key for task in tasks.values() for key in task.keys))}
     for model in arguments.models:
         encoder, rows = open_model(model, device=arguments.device, max_length=arguments.max_length), []

@@ -76,8 +76,8 @@ DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
 
 #: What is known about the default for causal models.
 RECORD = (
-    "`docs/selection.md` lists its gain before the first copy was pooled and vectors were centered. It was then "
-    "below the best plain layer on long documents; do not use it for authorship or style without labels."
+    "`docs/selection.md` lists what it gains: much on short texts and passages, nothing on long documents. "
+    "Do not use it for authorship or style without labels."
 )
 
 _TEMPLATE_RECIPE = "one-word"  # its depth applies to other prompts

@@ -11,7 +11,7 @@ import transformers as tf
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from benchmarks.zoo import rivals
+from benchmarks.zoo import rival_tables, rivals
 from midlayer_encoders import LayerEncoder, Recipe
 from tests.recipes.test_template import TOKENIZERS
 
@@ -181,10 +181,11 @@ METHODS = {f"{name}-{number}": method for name, group in rivals.METHODS.items() 
 def test_a_text_alone_has_the_vector_that_it_has_in_a_batch(encoder: LayerEncoder, method: rivals.Method) -> None:
     many = TEXTS * 4  # enough to center on
     together = found(method, encoder, many)
-    assert set(together) == {(name, layer) for name, layer in together}
     for place, rows in found(method, encoder, many[::-1]).items():
         torch.testing.assert_close(rows.flip(0), together[place], rtol=1e-4, atol=1e-5)
-    for place, rows in found(method, encoder, TEXTS[:1]).items() if method is not rivals.word_echo else ():
+    if any("+center" in name for name, _ in together):
+        return  # one text is not enough to center on
+    for place, rows in found(method, encoder, TEXTS[:1]).items():
         torch.testing.assert_close(rows[0], together[place][0], rtol=1e-4, atol=1e-5)
 
 
@@ -221,7 +222,18 @@ def test_a_run_writes_scores_draws_and_costs(
     row = frame.filter(variant="word-echo+center", layer=4).row(0, named=True)
     assert row["low"] < row["score"] < row["high"]
     assert frame.filter(variant="word-echo")["tokens"][0] > 2 * frame.filter(variant="plain")["tokens"][0]
-    table = rivals.summary(tmp_path / "out")
-    best = table["by the task itself"] - table["by other tasks"]
-    assert (best > -1e-9).all()
-    assert set(table["variant"]) >= {"plain centered", "KV-Embedding, all blocks centered", "word-echo"}
+    monkeypatch.setattr(rival_tables, "FOLDER", tmp_path / "packed")
+    monkeypatch.setattr(rival_tables, "MODELS", ("tiny",))
+    rival_tables.pack(tmp_path / "out")
+    rival_tables.results.cache_clear()
+    of, tasks = rival_tables.results("tiny"), ["One", "Two"]
+    means = (
+        frame.group_by("variant", "layer")
+        .agg(pl.col("score").mean())
+        .filter(pl.col("variant").str.starts_with("plain"))
+    )
+    gain, low, high = of.gain(tasks, of.default)
+    assert of.default == ("word-echo+center", 4)
+    assert abs(gain - (row["score"] - means["score"].max())) < 0.02  # both tasks have the same texts and scores
+    assert low < gain < high
+    assert of.gain(tasks, of.best(tasks, "plain")) == (0, 0, 0)

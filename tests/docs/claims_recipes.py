@@ -5,34 +5,66 @@ from __future__ import annotations
 import re
 
 from benchmarks.intervals import mean_interval
+from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
+from benchmarks.zoo.rivals import OWN_PROMPT
 from tests.docs.frames import BENCH, table
 from tests.docs.stated import Claim
 from tests.docs.zoo_numbers import (
+    TASKS,
     absolute,
-    best_over_last,
+    group_gain,
     minilm,
     parameters,
     variant_gain,
     with_intervals,
     zoo_gain,
-    zoo_scores,
+    zoo_score,
 )
 
 RECIPES = "docs/recipes.md"
+PASSAGES = rivals.GROUPS["passages"]
 ROWS = {
-    "plain text, last layer": (0, "plain, last layer"),
-    "`one-word` at 0.95 of the depth": (2, "one-word at 0.95"),
-    "`echo` at 0.95": (3, "echo at 0.95"),
-    "best single recipe and layer, chosen with labels": (5, "best single recipe and layer"),
-    "`word-echo`, last layer": (6, "word-echo, last layer"),
+    "plain text, last layer": "plain, last layer",
+    "`one-word+center` at 0.95 of the depth": "one-word",
+    "`echo+center` at 0.95": "echo",
+    "best of these and layer, chosen with labels": "best single",
+    "`word-echo+center`, last layer": "last layer",
 }
-"""Rows of the table of gains: the place in ``zoo_scores`` and the choice that was resampled."""
+"""Rows of the table of gains, and their choices."""
+GROUPS = {
+    "passages (XQuAD, 124 words)": "passages",
+    "three passages joined": "joined passages",
+    "texts of 300 to 600 words, three tasks": rivals.LONG,
+    "authors of texts of 1,300 to 1,600 words": rivals.LONGEST,
+    "German, three tasks": "German",
+    "German questions, English passages": "German questions, English passages",
+}
+"""Rows of the table of gains on other tasks, and their groups."""
 
 
-def _row(place: int, choice: str) -> list[float]:
+def _row(choice: str) -> list[float]:
     """Return the score of each causal model, and the interval of its gain over the best plain layer."""
-    return [number for k in range(3) for number in (zoo_scores(k)[place], *zoo_gain(k, choice)[1:])]
+    return [number for k in range(3) for number in (zoo_score(k, choice), *zoo_gain(k, choice)[1:])]
+
+
+def _own_prompt() -> list[float]:
+    """Return the least and the most that a prompt in the language of the texts gains on Gemma-3-270M."""
+    of = rivals.results(zoo.CAUSAL[1])
+    languages = [tasks for name, tasks in rivals.LANGUAGES.items() if "," not in name]
+    gains = [of.mean(tasks, of.at(OWN_PROMPT)) - of.mean(tasks, of.default) for tasks in languages]
+    return [min(gains), max(gains)]
+
+
+def _aligned(*numbers: int) -> list[float]:
+    """Return the score of AlignedWVA on the short tasks of models; it reads at most 0.55 of the tokens of the default."""
+    scores = []
+    for number in numbers:
+        of = rivals.results(zoo.CAUSAL[number])
+        settings = [of.chosen("AlignedWVA", task) for task in TASKS]
+        assert of.tokens(TASKS, settings) < 0.55 * of.tokens(TASKS, of.default)
+        scores.append(of.mean(TASKS, settings))
+    return scores
 
 
 def _stated(recipe: str, *, layers: str) -> list[list[float]]:
@@ -69,16 +101,33 @@ def _stock_folder() -> list[float]:
 CLAIMS = [
     Claim(
         "README.md",
-        "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} with [a "
-        "prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
-        lambda: [*zoo_scores(0)[:2], *best_over_last(0)[1:], zoo_scores(0)[4], *zoo_gain(0)[1:]],
+        "scores {} at its last layer, {} at the best one with centered vectors, and {} with [a prompt](docs/recipes.md) at "
+        "0.95 of the depth ({} to {} more than the best layer",
+        lambda: (
+            [zoo_score(0, each) for each in ("plain, last layer", "plain, best layer", "default")] + zoo_gain(0)[1:]
+        ),
     ),
     Claim(
         "README.md",
-        "Gemma-3-270M: {}, {} ({} to {}) and {} ({} to {})",
-        lambda: [*zoo_scores(1)[:2], *best_over_last(1)[1:], zoo_scores(1)[4], *zoo_gain(1)[1:]],
+        "Gemma-3-270M: {}, {} and {} ({} to {} more)",
+        lambda: (
+            [zoo_score(1, each) for each in ("plain, last layer", "plain, best layer", "default")] + zoo_gain(1)[1:]
+        ),
     ),
-    Claim("README.md", "the prompt loses {} to {} points", lambda: absolute(zoo_gain(2))[1:]),
+    Claim(
+        "README.md",
+        "the best layers have {} and {}, the prompt {} and {} ({} to {} and {} to {} more)",
+        lambda: [
+            *(
+                rivals.results(zoo.CAUSAL[k]).mean(PASSAGES, rivals.results(zoo.CAUSAL[k]).best(PASSAGES, "plain"))
+                for k in (0, 1)
+            ),
+            *(zoo_score(k, tasks=PASSAGES) for k in (0, 1)),
+            *(number for k in (0, 1) for number in zoo_gain(k, tasks=PASSAGES)[1:]),
+        ],
+    ),
+    Claim("README.md", "at half of the tokens ({}), and worse on Gemma's ({})", lambda: _aligned(0, 1)),
+    Claim("README.md", "it gains nothing ({} to {};", lambda: zoo_gain(2)[1:]),
     Claim(
         "README.md",
         "all-MiniLM-L6-v2 ({}M parameters) scores {} ({} to {})",
@@ -88,20 +137,30 @@ CLAIMS = [
         Claim(
             RECIPES,
             f"| {label} | {{}} [{{}} to {{}}] | {{}} [{{}} to {{}}] | {{}} [{{}} to {{}}] |",
-            lambda place=place, choice=choice: _row(place, choice),
+            lambda choice=choice: _row(choice),
         )
-        for label, (place, choice) in ROWS.items()
+        for label, choice in ROWS.items()
     ),
     Claim(
         RECIPES,
-        "| plain text, best layer | {} at 6 of 30 | {} at 13 of 18 | {} at 1 of 6 |",
-        lambda: [zoo_scores(k)[1] for k in range(3)],
+        "| plain text, best layer, centered or not | {} at 6 of 30 | {} at 14 of 18 | {} at 1 of 6 |",
+        lambda: [zoo_score(k, "plain, best layer") for k in range(3)],
     ),
     Claim(
         RECIPES,
-        "| `word-echo` at 0.95, nothing chosen | **{}** [{} to {}] | **{}** [{} to {}] | {} [{} to {}] |",
-        lambda: _row(4, "word-echo at 0.95"),
+        "| `word-echo+center` at 0.95, nothing chosen | **{}** [{} to {}] | **{}** [{} to {}] | {} [{} to {}] |",
+        lambda: _row("default"),
     ),
+    *(
+        Claim(
+            RECIPES,
+            f"| {label} | {{}} [{{}} to {{}}] | {{}} [{{}} to {{}}] |",
+            lambda group=group: [*group_gain(0, group), *group_gain(1, group)],
+        )
+        for label, group in GROUPS.items()
+    ),
+    Claim(RECIPES, "Gemma scores {} to {} points more", _own_prompt),
+    Claim(RECIPES, "AlignedWVA has {} on SmolLM2's short texts, and {} on Gemma's", lambda: _aligned(0, 1)),
     Claim(
         RECIPES,
         "TF-IDF scores {} on these tasks, all-MiniLM-L6-v2 {} [{} to {}]. Embedding models do not benefit: `one-word` costs "
@@ -123,7 +182,7 @@ CLAIMS = [
     Claim("README.md", "TF-IDF scores {}", lambda: [_tf_idf()]),
     Claim(
         "docs/faq.md",
-        "scores {} at its best layer ({} to {}) and {} with the [prompt](recipes.md) `word-echo` ({} to {}, measured",
+        "scores {} at its best layer ({} to {}) and {} with the [prompt](recipes.md) `word-echo+center` ({} to {})",
         lambda: with_intervals(0)[3:9],
     ),
     Claim("docs/faq.md", "trained for embeddings, scores **{}** ({} to {})", minilm),

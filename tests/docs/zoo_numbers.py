@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from benchmarks.intervals import mean_interval
+from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
 from tests.docs.frames import MINILM, last, recipe, table
 
+TASKS = rivals.GROUPS[rivals.SHORT]
+CHOICES: dict[str, Callable[[rivals.Results], rivals.Setting]] = {
+    "plain, last layer": lambda of: of.at("plain", 1.0),
+    "plain, best layer": lambda of: of.best(TASKS, "plain"),
+    "one-word": lambda of: of.at("one-word centered"),
+    "echo": lambda of: of.at("echo centered"),
+    "best single": lambda of: of.best(TASKS, "plain", "one-word", "echo"),
+    "default": lambda of: of.default,
+    "last layer": lambda of: of.at(rivals.DEFAULT, 1.0),
+}
 
-def zoo_scores(number: int) -> list[float]:
-    """Of a causal model: plain at the last and its best layer; at 0.95 `one-word`, `echo`, `word-echo`; best pair, last."""
-    scores = zoo.means(zoo.CAUSAL[number])
-    num_layers = max(layer for _, layer in scores)
-    layer = zoo.resolve_layer(zoo.DEPTH, num_layers)
-    best_plain = max(score for (name, _), score in scores.items() if name == "plain")
-    best_pair = max(score for (name, _), score in scores.items() if not name.startswith("word-echo"))
-    named = [scores[name, layer] for name in ("one-word", "echo", "word-echo")]
-    return [scores["plain", num_layers], best_plain, *named, best_pair, scores["word-echo", num_layers]]
+
+def zoo_score(number: int, choice: str = "default", tasks: Sequence[str] = TASKS) -> float:
+    of = rivals.results(zoo.CAUSAL[number])
+    return of.mean(tasks, CHOICES[choice](of))
+
+
+def zoo_gain(number: int, choice: str = "default", tasks: Sequence[str] = TASKS) -> list[float]:
+    """Of a causal model: the gain of a choice over the best plain layer, centered or not, and its interval."""
+    of = rivals.results(zoo.CAUSAL[number])
+    return list(of.gain(tasks, CHOICES[choice](of)))
+
+
+def group_gain(number: int, group: str, *, of_method: str = rivals.DEFAULT) -> list[float]:
+    """Of a causal model: the gain of a method on a group of tasks, its settings chosen on others."""
+    model, tasks = zoo.CAUSAL[number], (rivals.GROUPS | rivals.LANGUAGES)[group]
+    of = rivals.results(model)
+    return list(of.gain(tasks, [of.chosen(of_method, task) for task in tasks]))
 
 
 def zoo_choice(model: str, choice: str, *columns: str) -> list[float]:
@@ -23,14 +44,9 @@ def zoo_choice(model: str, choice: str, *columns: str) -> list[float]:
     return [rows[name].item() for name in columns]
 
 
-def zoo_gain(number: int, choice: str = "word-echo at 0.95") -> list[float]:
-    """Of a causal model: the gain of a choice over the best plain layer, and its interval."""
-    return zoo_choice(zoo.CAUSAL[number], choice, "gain", "gain_low", "gain_high")
-
-
 def best_over_last(number: int) -> list[float]:
-    """Of a causal model: the gain of the best plain layer over the last, and its interval."""
-    return absolute(zoo_gain(number, "plain, last layer"))
+    """Of a causal model: the gain of the best plain layer over the last, not centered, and its interval."""
+    return absolute(zoo_choice(zoo.CAUSAL[number], "plain, last layer", "gain", "gain_low", "gain_high"))
 
 
 def best_plain_depth(number: int) -> float:
@@ -42,10 +58,11 @@ def best_plain_depth(number: int) -> float:
 
 def with_intervals(number: int) -> list[float]:
     """Of a causal model: plain at the last and the best layer, and the answer without labels, with intervals; its gain."""
-    choices = ("plain, last layer", "plain, best layer", "word-echo at 0.95")
-    scores = [zoo_scores(number)[place] for place in (0, 1, 4)]
-    ends = [zoo_choice(zoo.CAUSAL[number], choice, "low", "high") for choice in choices]
-    return [*(value for score, both in zip(scores, ends, strict=True) for value in (score, *both)), *zoo_gain(number)]
+    of, values = rivals.results(zoo.CAUSAL[number]), []
+    for choice in ("plain, last layer", "plain, best layer", "default"):
+        setting = CHOICES[choice](of)
+        values += [of.mean(TASKS, setting), *of.interval(TASKS, setting)]
+    return [*values, *zoo_gain(number)]
 
 
 def absolute(values: list[float]) -> list[float]:
@@ -71,24 +88,18 @@ def minilm() -> list[float]:
     return [last(recipe("plain", "minilm")), *zoo_choice(MINILM, "plain, last layer", "low", "high")]
 
 
-def long_losses() -> list[tuple[float, float, float]]:
-    """Return how far ``word-echo`` is below the best plain layer on long documents, with the interval, of each model."""
-    rows = [table(f"zoo/results/long/{model}-choices.csv") for model in ("SmolLM2-135M", "Gemma-3-270M")]
-    chosen = [row.filter(choice="word-echo at 0.95").row(0, named=True) for row in rows]
-    assert all(row.filter(choice="best single recipe and layer")["gain_low"].item() < 0 for row in rows)
-    return [(-row["gain"], -row["gain_high"], -row["gain_low"]) for row in chosen]
+def authors(*tasks: str) -> list[float]:
+    """Return for each task the scores of the best plain layers of two models, and of their default."""
+    models = [rivals.results(model) for model in zoo.CAUSAL[:2]]
+    return [
+        of.mean([task], setting)
+        for task in tasks
+        for settings in ([of.best([task], "plain") for of in models], [of.default for of in models])
+        for of, setting in zip(models, settings, strict=True)
+    ]
 
 
-def author_scores() -> list[float]:
-    """Return the best plain layer and the number of layers of two models on authors, its scores, and those of `word-echo`."""
-    layers: list[float] = []
-    plain, prompted = [], []
-    for model in ("SmolLM2-135M", "Gemma-3-270M"):
-        rows = table(f"zoo/results/long/{model}.csv").filter(task="AuthorClassification")
-        num_layers = rows["layer"].max()
-        best = rows.filter(recipe="plain").sort("score").row(-1, named=True)
-        layers += [best["layer"], num_layers]
-        plain.append(best["score"])
-        layer = zoo.resolve_layer(zoo.DEPTH, num_layers)
-        prompted.append(rows.filter(recipe="word-echo", layer=layer)["score"].item())
-    return [*layers, *plain, *prompted]
+def elsewhere_gain(number: int) -> list[float]:
+    """Of a causal model: the gain of the default with depth and weight that are best on another model and other tasks."""
+    of = rivals.results(zoo.CAUSAL[number])
+    return list(of.gain(TASKS, [of.chosen_elsewhere(task) for task in TASKS]))
