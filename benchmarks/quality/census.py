@@ -35,6 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.data import RESULTS
+from benchmarks.pages import table
 from tests.tiny_folders import tokenizer
 from tests.tiny_types import (
     INPUTS,
@@ -53,9 +55,8 @@ from tests.tiny_types import (
 )
 from tests.uncut import NoStackError, Uncut, find_stack, reach
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "census.jsonl"
-PAGE = ROOT / "docs" / "families.md"
+FOUND = RESULTS / "census.jsonl"
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NORMS = ("final", "none")
 LONGEST = 300  # time limit per type, in seconds
 
@@ -82,9 +83,10 @@ def examine(model_type: str, folder: Path) -> dict[str, Any]:
 def _examine_part(
     found: dict[str, Any], model: Any, medium: str, processor: Any, tower: str | None, folder: Path
 ) -> None:
+    from midlayer_encoders import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
 
-    part, items = uncut_of(model, tower), INPUTS[medium]()
+    whole, part, items = str(folder / "whole"), uncut_of(model, tower), INPUTS[medium]()
     always = medium == "text" and model.config.model_type in PADDED
     padded = part.config.max_position_embeddings if always else 0  # type: ignore[union-attr]
     given = [prepared(processor, medium, item, padded) for item in items]
@@ -113,19 +115,16 @@ def _examine_part(
         for layer in range(uncut.num_layers + 1) if expected is not None else [-1]:
             key = f"{tower} {norm} {layer}" if tower else f"{norm} {layer}"
             try:
-                wanted = None if expected is None else expected[norm][layer]
-                found["layers"][key] = _one(
-                    folder,
-                    items,
-                    layer,
-                    norm,
-                    pooling,
-                    wanted,
-                    medium,
-                    found["exports"],
-                    tower,
-                    expected[norm] if expected is not None and layer == uncut.num_layers else None,
-                )
+                encoder = LayerEncoder(whole, layer, norm=norm, pooling=pooling, tower=tower, device="cpu")
+                if expected is None:
+                    encoder.encode(items, show_progress_bar=False)
+                    found["layers"][key] = {"unchecked": True}
+                    continue
+                layers = expected[norm] if layer == uncut.num_layers else None
+                path = folder / f"{tower}-{norm}-{layer}"
+                found["layers"][key] = result = _compare(encoder, items, pooling, expected[norm][layer], layers, path)
+                if "export_refused" not in result:
+                    found["exports"].append({"folder": str(path), "key": key, "medium": medium})
             except MidlayerError as reason:
                 found["layers"][key] = {"refused": str(reason), "kind": type(reason).__name__}
             except Exception as reason:
@@ -136,25 +135,12 @@ def _examine_part(
         found["bidirectional"] = _bidirectional(folder, uncut, processor, tower)
 
 
-def _one(
-    folder: Path,
-    items: list[Any],
-    layer: int,
-    norm: str,
-    pooling: str,
-    expected: list[Tensor] | None,
-    medium: str,
-    exports: list[Any],
-    tower: str | None,
-    layers: list[list[Tensor]] | None,
+def _compare(
+    encoder: Any, items: list[Any], pooling: str, expected: list[Tensor], layers: list[list[Tensor]] | None, path: Path
 ) -> dict[str, Any]:
-    from midlayer_encoders import LayerEncoder
+    """Return the errors of an encoder's vectors, of all ``layers`` from one pass, and why its export to a path is refused."""
     from midlayer_encoders.errors import MidlayerError
 
-    encoder = LayerEncoder(str(folder / "whole"), layer, norm=norm, pooling=pooling, tower=tower, device="cpu")  # type: ignore[arg-type]
-    if expected is None:
-        encoder.encode(items, show_progress_bar=False)
-        return {"unchecked": True}
     vectors = [states[0].mean(dim=0) if pooling == "mean" else states[0, 0] for states in expected]
     features = encoder.preprocess([items[0]])
     with torch.no_grad():
@@ -170,12 +156,8 @@ def _one(
         except MidlayerError as reason:
             found["one_pass_refused"] = str(reason)
     try:
-        path = folder / f"{tower}-{norm}-{layer}"
         encoder.save_pretrained(str(path))
         np.save(path / "expected.npy", torch.stack(vectors).numpy())
-        exports.append(
-            {"folder": str(path), "key": f"{tower} {norm} {layer}" if tower else f"{norm} {layer}", "medium": medium}
-        )
     except MidlayerError as reason:
         found["export_refused"] = str(reason)
     return found
@@ -473,13 +455,11 @@ def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
             continue
         text += ["", f"## {title} ({len(groups[name])})", ""]
         if name == "exact":
-            text += ["| type | class | medium | exported folder | `bidirectional` |", "|---|---|---|---|---|"]
-            text += [
-                f"| {one['type']} | {one['class']} | {one['medium']} | {exported(one)} | {both_ways(one)} |"
-                for one in groups[name]
-            ]
+            head = ["type", "class", "medium", "exported folder", "`bidirectional`"]
+            rows = [[one["type"], one["class"], one["medium"], exported(one), both_ways(one)] for one in groups[name]]
         else:
-            text += ["| type | reason |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
+            head, rows = ["type", "reason"], [[one["type"], reason(one)] for one in groups[name]]
+        text.append(table(head, rows).rstrip("\n"))
     return "\n".join(text) + "\n"
 
 
@@ -508,7 +488,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--resume", action="store_true", help="skip types that have a result")
     parser.add_argument("--seconds", type=float, default=1e9, help="time after which no further type is started")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FOUND)
     parser.add_argument("--print", action="store_true", help="print each result and write nothing")
     given = parser.parse_args()
     old = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
@@ -529,7 +509,7 @@ def main() -> None:
             out.write(json.dumps(found) + "\n")
     if not given.print:
         given.out.write_text("".join(json.dumps(lines[name]) + "\n" for name in sorted(lines)))
-        if given.out == RESULTS:
+        if given.out == FOUND:
             PAGE.write_text(page([lines[name] for name in sorted(lines)], len(registered()) - len(lines)))
 
 
