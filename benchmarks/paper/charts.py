@@ -13,6 +13,7 @@ from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label, plot_metrics
+from midlayer_encoders.report.style import SERIES
 from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
@@ -180,11 +181,11 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         means = dict(rows.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
         scored = [rule for rule in rules if rule in means]
         x = [means[rule] for rule in scored]
-        spans = [(min(means["last"], value), max(means["last"], value)) for value in x]
         tips = [f"{rule}: {means[rule]:.1f}" for rule in scored]
         y = [rules.index(rule) for rule in scored]
         drawing.row_axis(axes, rules)
-        drawing.draw_points(axes, x, y, "disc", tips=tips, spans=spans)
+        axes.hlines(y, means["last"], x, color=SERIES[0], linewidth=1.4)
+        drawing.draw_points(axes, x, y, "disc", tips=tips)
         drawing.draw_rule(axes, means["last"])
         axes.set_xlim(drawing.padded(x, 0.12))
         axes.set_xlabel("mean score, points; the line is the last layer")
@@ -241,15 +242,18 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
                 f"{metric}, {task}: {value:.3f} (p {p:.2f})"
                 for metric, task, value, p in part.select("metric", "task", "value", "p").iter_rows()
             ]
+            y = [metrics.index(metric) + offset for metric in part["metric"]]
+            if average:
+                color = SERIES[style % len(SERIES)]
+                axes.hlines(y, [low * end for end in ends], ends, color=color, linewidth=1.4)
             drawing.draw_points(
                 axes,
                 part["value"].to_list(),
-                [metrics.index(metric) + offset for metric in part["metric"]],
+                y,
                 "disc" if average else "dot",
                 label=label if average and len(groups) > 1 else "",
                 style=style,
                 tips=tips,
-                spans=[(low * end, end) for end in ends] if average else (),
             )
         for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
             drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")

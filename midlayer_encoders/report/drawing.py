@@ -135,7 +135,6 @@ def draw_points(
     style: int = 0,
     tips: Sequence[str] = (),
     band: tuple[Sequence[float], Sequence[float]] | None = None,
-    spans: Sequence[tuple[float, float]] = (),
     ordered: int = 0,
 ) -> None:
     """Draw a curve, with a gap where a value is not finite, or separate dots.
@@ -149,7 +148,6 @@ def draw_points(
         style: index of the color and dashes.
         tips: tooltip of each point.
         band: lower and upper ends of the interval at each position, drawn as a shaded band.
-        spans: left and right ends of the interval of each dot, drawn as a line.
         ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
     """
     color = ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
@@ -159,9 +157,6 @@ def draw_points(
         options["marker"] = ""
     if band is not None:
         annotate(axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0), "band")
-    if spans:
-        low, high = zip(*spans, strict=True)
-        axes.hlines(y, low, high, color=color, linewidth=1.4)
     finite = np.isfinite(np.asarray(y, dtype=float))
     (line,) = axes.plot(x, np.where(finite, y, math.nan), color=color, label=label, **options)
     finite_tips = [tip for tip, is_finite in zip(tips, finite, strict=False) if is_finite]

@@ -117,7 +117,7 @@ def test_rules_show_their_distance_from_the_last_layer() -> None:
     ]
     figure = plot_rules(rows_frame(rows))
     spans = figure.axes[0].collections[0].get_segments()
-    assert [[x for x, _ in span] for span in spans] == [pytest.approx(ends) for ends in ([40, 60], [40, 40], [30, 40])]
+    assert [[x for x, _ in span] for span in spans] == [pytest.approx(ends) for ends in ([40, 60], [40, 40], [40, 30])]
     section = {"name": "table2", "title": "t", "claim": "c", "findings": [], "figure": figure, "table": ()}
     page = render(TEMPLATE, sections=[section], title="T", how={}, notes=[])
     for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
