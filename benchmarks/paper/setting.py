@@ -20,7 +20,6 @@ from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
-from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns
 
@@ -100,11 +99,10 @@ class Setting:
 
     def with_typed_names(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return a frame to show: its models have the names that were typed, and other folders no prefix."""
-        gguf_file = self.options.gguf_file
         typed: dict[str, str] = {}
         for model in self.models:
             with suppress(ModelNotFoundError):  # a figure may read no model
-                typed[encoder_name(model, gguf_file).removeprefix("local/")] = shown_name(model, gguf_file)
+                typed[encoder_name(model, self.options).removeprefix("local/")] = self.options.shown_name(model)
         return without_local(frame).with_columns(pl.col("model").replace(typed))
 
     def required_models(self, least: int = 1) -> tuple[str, ...]:

@@ -261,7 +261,7 @@ def check_model(model: str, options: EncoderOptions) -> None:
 
     name, revision = hub.name_and_revision(model)
     with options.hub_access():
-        hub.check_model(name, revision or options.revision, gguf_file=options.gguf_file)
+        hub.check_model(name, revision or options.revision, file=options.gguf_file)
 
 
 def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:

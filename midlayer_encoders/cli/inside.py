@@ -50,7 +50,6 @@ def metrics(
     from midlayer_encoders import measure
     from midlayer_encoders.frame.tidy_result import write_frame
     from midlayer_encoders.metrics.feeding import num_passes
-    from midlayer_encoders.models.hub import shown_name
     from midlayer_encoders.report import plot_metrics, report_html, write_figure
     from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import versions
@@ -72,7 +71,7 @@ def metrics(
     for name in ("metrics.parquet", "metrics.csv"):
         write_frame(frame, out / name)
     write_figure(plot_metrics(frame), out / "metrics.png")
-    title = f"Metrics of every layer of {shown_name(model, options.gguf_file)}"
+    title = f"Metrics of every layer of {options.shown_name(model)}"
     how = {"inputs": f"{number} of {path.name}", **options.changed(), "seed": str(seed), **versions()}
     page = report_html(frame, title=title, how=how, sentences=[f"Measured on {number} in {passes}."])
     write_page(page, out / "report.html")

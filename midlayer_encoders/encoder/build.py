@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,14 +33,13 @@ from midlayer_encoders.models.cut import MOST_PLANS, Cut, plan_cuts
 from midlayer_encoders.models.hub import (
     BUILT_IN,
     BUILT_IN_MINILM,
+    Location,
     local_folder,
-    model_location,
     module_folder,
     named_as_typed,
     output_embeddings,
-    shown_name,
 )
-from midlayer_encoders.models.load import ConvertedModel, ModelFiles, NoPlanError, open_model
+from midlayer_encoders.models.load import ModelFiles, NoPlanError, open_model
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.validation import check_choice
 
@@ -51,11 +49,11 @@ FOLDER = "sentence_transformers_model_id"
 _FIXED = ("layer", "num_layers", "norm", "pooling")
 
 
-def encoder_name(model: str, gguf_file: str | None = None) -> str:
+def encoder_name(model: str, options: EncoderOptions) -> str:
     """Return the name of a folder or of a model on the hub in results."""
     if model == BUILT_IN_MINILM:
         return "local/all-MiniLM-L6-v2"
-    return names.base_name(*model_location(model, gguf_file))
+    return names.base_name(*options.locate(model))
 
 
 class BuiltEncoder(PlainOnDisk):
@@ -74,6 +72,8 @@ class BuiltEncoder(PlainOnDisk):
         norm: norm of the states.
         pooling: pooling of the states.
         max_pixels: the largest image size.
+        location: where its files are.
+        file_pooling: llama.cpp's number of the pooling that its GGUF file names, 0 for none; ``None`` without a file.
         files: digest of the files that it was loaded from; empty for a module in memory.
         loaded: digests of its modules and processors as they follow from these files.
     """
@@ -82,6 +82,8 @@ class BuiltEncoder(PlainOnDisk):
     num_layers: int
     norm: Norm
     pooling: Pooling
+    location = Location("")
+    file_pooling: int | None = None
     files: str = ""
     loaded: Mapping[str, str] = MappingProxyType({})
     tower_layers: Mapping[str, int] = MappingProxyType({})
@@ -98,22 +100,27 @@ class BuiltEncoder(PlainOnDisk):
 
     def _build_from_files(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
         """Initialize an encoder of a folder or a name on the hub, inside ``options.hub_access()``."""
-        folder, gguf_file = model_location(model, options.gguf_file)
-        if options.gguf_file not in (None, gguf_file):
-            raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
-        saved = load_saved_folder(folder, options, gguf_file=gguf_file)
+        location = self.location = options.locate(model)
+        saved = load_saved_folder(location, options)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
-        root, revision = folder, None if gguf_file else options.revision
-        if saved.first_path and gguf_file is None:
-            folder, revision = module_folder(folder, saved.first_path, revision), None
-        source = {"revision": revision, "trust_remote_code": options.trust_remote_code}
+        place, revision = location, options.revision
+        if saved.first_path and location.file is None:
+            place, revision = Location(module_folder(location.folder, saved.first_path, revision)), None
         error: MidlayerError | None = None
         for plan in range(MOST_PLANS):
             try:
-                with _converted(folder, gguf_file, options, model) as converted:
-                    if converted is not None and options.pooling is None:
-                        saved = replace(saved, pooling=converted.default_pooling())
-                    parts = self._load_plan(folder, converted, layer, options, source, saved, plan)
+                with open_model(
+                    place,
+                    shown=model,
+                    revision=revision,
+                    adapters=options.adapters,
+                    trust_remote_code=options.trust_remote_code,
+                    model_kwargs=_model_kwargs(options, saved),
+                    config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
+                ) as files:
+                    if files.converted is not None and options.pooling is None:
+                        saved = replace(saved, pooling=files.converted.default_pooling())
+                    parts = self._load_plan(files, layer, options, saved, plan)
             except NoPlanError:
                 break
             except CutError as reason:
@@ -128,45 +135,30 @@ class BuiltEncoder(PlainOnDisk):
             except Exception as reason:  # shallower models fail in their own ways
                 if error is None:
                     error = CutError(
-                        f"{shown_name(model, options.gguf_file)} cannot be built, or run, with the blocks up to layer "
+                        f"{options.shown_name(model)} cannot be built, or run, with the blocks up to layer "
                         f"{layer} alone: {error_summary(reason)}. Its files may be damaged; if not, try another layer."
                     )
                     error.__cause__ = reason
             else:
-                self._assemble(model, *parts, options, saved, gguf_file)
-                self.files = "" if converted is None else converted.digest  # other files beside it are not read
-                if converted is None or saved.modules:
-                    place = local_folder(root, options.revision, gguf_file)
-                    self.files += files_digest(place, code=options.trust_remote_code)
+                self._assemble(model, *parts, options, saved)
+                if files.converted is not None:
+                    self.files, self.file_pooling = files.converted.digest, files.converted.pooling_type
+                if files.converted is None or saved.modules:  # else other files beside it are not read
+                    folder = local_folder(location, options.revision)
+                    self.files += files_digest(folder, code=options.trust_remote_code)
                 self.loaded = Description(self).parts()
                 return
         assert error is not None
         raise error from error.__cause__
 
     def _load_plan(
-        self,
-        folder: str,
-        converted: ConvertedModel | None,
-        layer: LayerArgument,
-        options: EncoderOptions,
-        source: Mapping[str, Any],
-        saved: SavedFolder,
-        plan: int,
+        self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, saved: SavedFolder, plan: int
     ) -> tuple[Any, Cut, Anatomy | None]:
         """Load a model by one of the plans to read a layer, and verify the states."""
-        files = open_model(
-            folder if converted is None else converted.folder,
-            adapters=options.adapters,
-            converted=converted,
-            model_kwargs=_model_kwargs(options, saved),
-            config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
-            **source,
-        )
         if options.tower is None and media_parts(files.complete):
             self._become_joint()
         loaded, cut = self._load_cut(files, layer, options, plan)
-        tokenizer = folder if converted is None else converted.tokenizer
-        first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
+        first: Any = transformer_module(files, loaded, cut, options, saved)
         if options.device_map is None:
             first.to(options.device or get_device_name())
         if cut.heads:
@@ -250,17 +242,10 @@ class BuiltEncoder(PlainOnDisk):
         return encoder
 
     def _assemble(
-        self,
-        source: str,
-        first: Any,
-        cut: Cut,
-        anatomy: Anatomy | None,
-        options: EncoderOptions,
-        saved: SavedFolder,
-        gguf_file: str | None = None,
+        self, source: str, first: Any, cut: Cut, anatomy: Anatomy | None, options: EncoderOptions, saved: SavedFolder
     ) -> None:
         """Initialize the encoder from its first module, and check it."""
-        name = shown_name(source, options.gguf_file)
+        name = options.shown_name(source)
         counting = prompting.apply_template(first, options, name)
         if "text" not in supported_media(first.modalities):
             saved = replace(saved, prompts={}, default_prompt_name=None)
@@ -285,7 +270,7 @@ class BuiltEncoder(PlainOnDisk):
         self.module_kwargs = dict(saved.module_kwargs)
         self.source = source
         self.name = name
-        self.results_name = encoder_name(source, options.gguf_file)
+        self.results_name = encoder_name(source, options)
         self.options = options
         self.layer = cut.layer
         self.num_layers = cut.anatomy.num_layers
@@ -295,7 +280,6 @@ class BuiltEncoder(PlainOnDisk):
         self.saved = saved
         self.max_pixels = options.max_pixels
         self.counting = counting
-        self._gguf_file = gguf_file
         self._anatomy = anatomy
         options.check_for_media(self.media, self.name)
         if options.bidirectional and not cut.heads:
@@ -342,7 +326,7 @@ class BuiltEncoder(PlainOnDisk):
             bidirectional=options.bidirectional,
             adapters=tuple(names.base_name(adapter) for adapter in options.adapters),
             chat_template=options.chat_template,
-            gguf_file=self._gguf_file,
+            gguf_file=self.location.file,
             truncate_dim=self.truncate_dim,
             modules=json.dumps(modules, sort_keys=True, default=str),
             weights_digest=weights_digest(self),
@@ -430,12 +414,12 @@ class BuiltEncoder(PlainOnDisk):
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
-        folder, _ = model_location(self.source)
-        revision = self.options.revision
+        location, revision = self.location, self.options.revision
         with self.options.hub_access(), named_as_typed(self.source):
             if self.saved.first_path:
-                folder, revision = module_folder(folder, self.saved.first_path, revision), None
-            return output_embeddings(self.transformer, folder, revision, gguf_file=self._gguf_file)
+                folder = module_folder(location.folder, self.saved.first_path, revision)
+                location, revision = Location(folder, location.file), None
+            return output_embeddings(self.transformer, location, revision)
 
     def for_mteb(self) -> Any:
         """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.
@@ -484,17 +468,6 @@ class BuiltEncoder(PlainOnDisk):
             metadata, template, encoder=self, spec=spec, source=source, names=names, **place, **form
         )
         return f"{card}\n"
-
-
-def _converted(
-    folder: str, gguf_file: str | None, options: EncoderOptions, model: str
-) -> AbstractContextManager[ConvertedModel | None]:
-    """Return a context with the GGUF file, whose errors name it as the user did; with None without one."""
-    if gguf_file is None:
-        return nullcontext()
-    from midlayer_encoders.extras.gguf.cache import converted_folder
-
-    return converted_folder(folder, gguf_file, options.revision, shown=None if options.gguf_file else model)
 
 
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:

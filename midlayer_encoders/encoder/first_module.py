@@ -24,6 +24,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, most_tokens, suffers_from_padding
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import access_options
+from midlayer_encoders.models.load import ModelFiles
 from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
 from midlayer_encoders.validation import check_count
 
@@ -45,10 +46,11 @@ _CALLS: dict[str, dict[str, Any]] = {
 
 
 def transformer_module(
-    model: str, loaded: Any, cut: Cut, source: Mapping[str, Any], options: EncoderOptions, saved: SavedFolder
+    files: ModelFiles, loaded: Any, cut: Cut, options: EncoderOptions, saved: SavedFolder
 ) -> Transformer:
     """Return the module that prepares inputs and returns the layer's states, or the vectors of the model's heads."""
-    config = loaded.config
+    config, model = loaded.config, files.tokenizer
+    source = {name: files.options[name] for name in ("revision", "trust_remote_code")}
     try:
         processor_options = saved.keywords("processor_kwargs") | access_options()
         processor_options |= _processor_options(model, loaded, source, options.max_length)

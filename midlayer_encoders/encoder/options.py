@@ -27,6 +27,8 @@ from midlayer_encoders.validation import check_choice, check_count, check_flag, 
 if TYPE_CHECKING:
     import torch
 
+    from midlayer_encoders.models.hub import Location
+
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
@@ -345,6 +347,21 @@ class EncoderOptions:
             for name, value in self.changed().items()
             if option_fields()[name].metadata.get("recreates", True) and (name not in recipe or recipe[name] != value)
         }
+
+    def locate(self, model: str) -> Location:
+        """Return the location of a model; raise an :class:`OptionError` if it has a file already."""
+        from midlayer_encoders.models.hub import model_location
+
+        location = model_location(model, self.gguf_file)
+        if self.gguf_file not in (None, location.file):
+            raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {self.gguf_file!r}.")
+        return location
+
+    def shown_name(self, model: str) -> str:
+        """Return the name of a model for tables and pages."""
+        from midlayer_encoders.models.hub import shown_name
+
+        return shown_name(model, self.gguf_file)
 
     def hub_access(self) -> AbstractContextManager[None]:
         """Return a context in which files are read with the token, the cache and the restriction of the options."""

@@ -14,7 +14,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_internals import without_transformer
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, error_summary
 from midlayer_encoders.files import read_json
-from midlayer_encoders.models.hub import local_only, model_file
+from midlayer_encoders.models.hub import Location, local_only, model_file
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 
 _SETTINGS_FILE = "config_sentence_transformers.json"
@@ -79,18 +79,18 @@ class SavedFolder:
         return None
 
 
-def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | None = None) -> SavedFolder:
+def load_saved_folder(location: Location, options: EncoderOptions) -> SavedFolder:
     """Return what ``SentenceTransformer`` loads from a folder or a name on the hub, except the model.
 
     Args:
-        model: folder or name.
+        location: of the model.
         options: options of the encoder.
-        gguf_file: GGUF file with the weights.
 
     Raises:
         ModelNotFoundError: if there is no such model, or its settings or modules cannot be read.
     """
-    local = local_only(model, options.revision, filename=gguf_file or "config.json")
+    model = location.folder
+    local = local_only(model, options.revision, filename=location.file or "config.json")
     find = partial(model_file, model, revision=options.revision, local=local)
     try:
         modules = find("modules.json")

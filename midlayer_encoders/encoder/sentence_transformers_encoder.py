@@ -37,7 +37,7 @@ from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, shown_name, weight_files
+from midlayer_encoders.models.hub import local_only, named_as_typed, weight_files
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.validation import check_choice, check_matches_encoder, check_text, layer_number
@@ -186,21 +186,11 @@ class LayerEncoder(EmbeddingEncoder):
         return self.saved.saved_class
 
     @property
-    def gguf_pooling(self) -> int | None:
-        """llama.cpp's number of the pooling of the model's GGUF file, 0 for none; ``None`` without such a file."""
-        if self._gguf_file is None:
-            return None
-        from midlayer_encoders.extras.gguf.cache import pooling_type
-
-        folder, _ = model_location(self.source)
-        return pooling_type(folder, self._gguf_file, self.options.revision)
-
-    @property
     def weight_names(self) -> Sequence[str]:
-        """Names of the weights in the model's files; empty for a module in memory and for a GGUF file."""
-        if isinstance(self[0], MemoryModule) or self._gguf_file is not None:
+        """Names of the weights in the model's folder; empty for a module in memory and for a file of another format."""
+        if isinstance(self[0], MemoryModule) or self.location.file is not None:
             return ()
-        (folder, _), revision = model_location(self.source), self.options.revision
+        folder, revision = self.location.folder, self.options.revision
         return tuple(weight_files(folder, revision, local=local_only(folder, revision)))
 
     def check_own(self, options: Mapping[str, Any]) -> None:
@@ -281,10 +271,10 @@ def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -
     layer = keywords.pop("layer")
     chosen = make_options(keywords)
     requested = make_options({**keywords, **options})
-    name = encoder_name(model, requested.gguf_file)
+    name = encoder_name(model, requested)
     if Path(name).name.lower() != Path(choice.model).name.lower():
         raise OptionError(
-            f"`layer` must be chosen for {shown_name(model, requested.gguf_file)}, but it was chosen for "
+            f"`layer` must be chosen for {requested.shown_name(model)}, but it was chosen for "
             f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )

@@ -93,8 +93,8 @@ def _vocabulary(tokenizer: Any) -> Any:
     return [contents, str(tokenizer.added_tokens_decoder)]
 
 
-def base_name(model: str, gguf_file: str | None = None) -> str:
-    """Return a model's name on the hub, or ``local/`` and the name of its folder or GGUF file.
+def base_name(model: str, file: str | None = None) -> str:
+    """Return a model's name on the hub, or ``local/`` and the name of its folder or file.
 
     Example:
         >>> base_name("EleutherAI/pythia-410m"), base_name("/")
@@ -103,8 +103,8 @@ def base_name(model: str, gguf_file: str | None = None) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return model
-    if gguf_file is not None:
-        return f"local/{Path(gguf_file).stem}"
+    if file is not None:
+        return f"local/{Path(file).stem}"
     return "local/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "model")
 
 

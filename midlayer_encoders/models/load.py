@@ -7,7 +7,8 @@ shapes and settings as in the complete model; other families are refused.
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cuts
-from midlayer_encoders.models.hub import access_options, load_config, local_only, read_index, weight_files
+from midlayer_encoders.models.hub import Location, access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler.
@@ -50,6 +51,10 @@ class ConvertedModel(Protocol):
     def digest(self) -> str:
         """Digest of what the file says beside its weights."""
 
+    @property
+    def pooling_type(self) -> int:
+        """llama.cpp's number of the pooling that the file names; 0 for none."""
+
     def default_pooling(self) -> str:
         """Return the pooling that the file names, or raise if it is none of ours."""
 
@@ -61,40 +66,57 @@ class NoPlanError(Exception):
     """No further plan to read a layer is left."""
 
 
+@contextmanager
 def open_model(
-    model: str,
+    location: Location,
     *,
+    shown: str | None = None,
     revision: str | None = None,
     adapters: Sequence[str] = (),
-    converted: ConvertedModel | None = None,
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
-) -> "ModelFiles":
-    """Return the files of a model, of which no weights are read yet.
+) -> Iterator["ModelFiles"]:
+    """Yield the files of a model, of which no weights are read yet; a GGUF file becomes a folder meanwhile.
 
     Args:
-        model: folder or name on the hub.
+        location: of the model.
+        shown: what errors call a GGUF file, if not its path.
         revision: branch, tag or commit on the hub.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
-        converted: the file of another format that holds the weights, if ``model`` is the folder of its config.
         trust_remote_code: whether to run the model's code from the hub.
         model_kwargs: of ``from_pretrained``: ``dtype``, by default the files', ``attn_implementation``,
             ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
             becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
     """
-    local = local_only(model, revision)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
-    options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
-    if (quantization := options.pop("quantization", None)) is not None:
-        options |= quantized_options(quantization, options, config)
-    with internals.LOADING:
-        complete = _complete_model(config, model, trust_remote_code)
-        if converted is None:
-            _check_files(complete, model)
-    return ModelFiles(model, config, complete, options, adapters, converted)
+    with _converted(location, revision, shown) as converted:
+        model = location.folder
+        if converted is not None:
+            model, revision = converted.folder, None
+        local = local_only(model, revision)
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
+        options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
+        if (quantization := options.pop("quantization", None)) is not None:
+            options |= quantized_options(quantization, options, config)
+        with internals.LOADING:
+            complete = _complete_model(config, model, trust_remote_code)
+            if converted is None:
+                _check_files(complete, model)
+        yield ModelFiles(model, config, complete, options, adapters, converted)
+
+
+def _converted(
+    location: Location, revision: str | None, shown: str | None
+) -> AbstractContextManager[ConvertedModel | None]:
+    """Return a context with the GGUF file of a model, or with None."""
+    folder, file = location
+    if file is None:
+        return nullcontext()
+    from midlayer_encoders.extras.gguf.cache import converted_folder
+
+    return converted_folder(folder, file, revision, shown=None if shown == folder else shown)
 
 
 def _checked(config: Any, model: str) -> Any:
@@ -165,6 +187,11 @@ class ModelFiles:
     options: Mapping[str, Any]
     adapters: Sequence[str]
     converted: ConvertedModel | None
+
+    @property
+    def tokenizer(self) -> str:
+        """Folder or name of the tokenizer or processor."""
+        return self.model if self.converted is None else self.converted.tokenizer
 
     def load_cut(
         self, layer: LayerArgument, norm: Norm = "final", *, part: str | None = None, plan: int = 0

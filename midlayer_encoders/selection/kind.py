@@ -74,6 +74,8 @@ class DetectedKind:
 class KindSource(LayerSource, Protocol):
     """An encoder of a whole model, and what its files say about its training."""
 
+    file_pooling: int | None  # llama.cpp's number of the pooling that its GGUF file names, 0 for none
+
     @property
     def has_saved_modules(self) -> bool:
         """Whether the model's folder is one of sentence-transformers."""
@@ -81,10 +83,6 @@ class KindSource(LayerSource, Protocol):
     @property
     def saved_class(self) -> str:
         """The class of sentence-transformers that saved the model's folder, if not ``SentenceTransformer``."""
-
-    @property
-    def gguf_pooling(self) -> int | None:
-        """llama.cpp's number of the pooling of the model's GGUF file, 0 for none; ``None`` without such a file."""
 
     @property
     def weight_names(self) -> Sequence[str]:
@@ -119,7 +117,7 @@ def detect_kind(
         return DetectedKind("media", "it takes no text")
     if source.has_saved_modules:
         return DetectedKind("tuned", "its folder has modules of sentence-transformers")
-    pooling = source.gguf_pooling
+    pooling = source.file_pooling
     if pooling and pooling != _RERANKER:
         return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))

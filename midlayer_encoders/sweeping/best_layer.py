@@ -14,7 +14,6 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, p
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
-from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.labels import gain_text, number, significant
 from midlayer_encoders.tasks.text_lists import read_texts
 
@@ -61,7 +60,7 @@ class Notes:
     @property
     def name(self) -> str:
         """The model's name as it was given, or the name of its folder."""
-        return shown_name(self.model, self.options.get("gguf_file"))
+        return EncoderOptions(**self.options).shown_name(self.model)
 
     @property
     def precision(self) -> Precision:

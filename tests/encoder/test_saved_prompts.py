@@ -16,6 +16,7 @@ from midlayer_encoders import LayerEncoder, Recipe, embed
 from midlayer_encoders.encoder.options import EncoderOptions, shell_line
 from midlayer_encoders.encoder.saved_folder import load_saved_folder
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
+from midlayer_encoders.models.hub import Location
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
@@ -168,7 +169,7 @@ def write_sentence_transformers_files(folder: Path, **config: Any) -> None:
 def test_invalid_saved_prompts_are_refused(config: dict[str, Any], match: str, tmp_path: Path) -> None:
     write_sentence_transformers_files(tmp_path, **config)
     with pytest.raises(ModelNotFoundError, match=match):
-        load_saved_folder(str(tmp_path), EncoderOptions())
+        load_saved_folder(Location(str(tmp_path)), EncoderOptions())
 
 
 def test_image_model_ignores_saved_prompts(tmp_path: Path) -> None:

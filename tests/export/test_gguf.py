@@ -14,6 +14,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export.llama_cpp import cut_gguf
+from midlayer_encoders.models.hub import Location
 from tests.export.tiny_gguf import DEPTH, save_gguf
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
@@ -82,7 +83,7 @@ def test_features_that_llama_cpp_lacks_are_refused(
     tiny_folder: Folder, tmp_path: Path, layer: Any, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
-    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["weights.gguf"]
@@ -100,7 +101,7 @@ def test_encoder_that_differs_from_its_file_is_refused(
     tiny_folder: Folder, tmp_path: Path, option: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
     encoder.options = replace(encoder.options, **option)
     if not option:
         encoder.model_card_data.add_tags("generated_from_trainer")
@@ -110,6 +111,6 @@ def test_encoder_that_differs_from_its_file_is_refused(
 
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
     with pytest.raises(OptionError, match="`int8` does not apply to an encoder read from a GGUF file"):
         export_for(encoder, "gguf", tmp_path / "out", int8=True)

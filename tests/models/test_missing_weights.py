@@ -16,6 +16,7 @@ from torch import nn
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.extras.joint.loading import load_towers
+from midlayer_encoders.models.hub import Location
 from midlayer_encoders.models.load import open_model
 from tests.families import DEPTH, FAMILIES, JOINT, inputs, tiny, tiny_joint
 from tests.models.cuts import load_and_cut
@@ -111,7 +112,8 @@ def test_weights_outside_the_blocks_are_required_if_the_states_depend_on_them(na
 
 def load_joint(folder: str, layer: int) -> Any:
     """Return the model and the cuts of both towers."""
-    return load_towers(open_model(folder), layer)
+    with open_model(Location(folder)) as files:
+        return load_towers(files, layer)
 
 
 @pytest.mark.parametrize("name", JOINT)

@@ -16,6 +16,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
 from midlayer_encoders.models import load
+from tests.models.cuts import load_and_cut
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -219,7 +220,7 @@ def test_model_whose_last_block_has_other_settings_is_not_cut(
 
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", init)
     with pytest.raises(CutError, match=f"Block {last} of LlamaModel is set otherwise in a cut model: {message}"):
-        load.open_model(folder).load_cut(2, norm)
+        load_and_cut(folder, 2, norm=norm)
     whole = LayerEncoder(folder, 4, norm=norm, device="cpu")
     encoder = LayerEncoder(folder, 2, norm=norm, device="cpu")  # reads the layer with hooks
     assert len(encoder.transformer.layers) == 4  # type: ignore[arg-type]

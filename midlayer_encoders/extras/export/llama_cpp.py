@@ -20,7 +20,6 @@ from midlayer_encoders.extras.export._comparison import ENGINE_POOLINGS, Exporte
 from midlayer_encoders.extras.export._engines import engine_vectors
 from midlayer_encoders.extras.gguf.tokenizer import SPLITS
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models.hub import model_location
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +96,9 @@ def _source_file(encoder: LayerEncoder) -> Path | None:
     name = encoder.spec.gguf_file
     if name is None:
         return None
-    folder, _ = model_location(encoder.source)
     from transformers.utils import cached_file
 
-    options = encoder.options
+    options, folder = encoder.options, encoder.location.folder
     path = cached_file(folder, name, revision=options.revision, cache_dir=options.cache_folder, local_files_only=True)
     return Path(path)
 

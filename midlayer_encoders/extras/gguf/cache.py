@@ -69,6 +69,12 @@ class GgufModel:
         """Digest of all but the tensors' bytes."""
         return self.file.digest
 
+    @property
+    def pooling_type(self) -> int:
+        """llama.cpp's number of the pooling that the file names: 0 for none."""
+        number = self.file.fields.get(f"{self.file.fields.get('general.architecture')}.pooling_type")
+        return number if isinstance(number, int) else 0
+
     def default_pooling(self) -> str:
         """Return the pooling that the file names; the mean if it names none."""
         return default_pooling(self.file)
@@ -119,13 +125,6 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
         raise ModelNotFoundError(f"There is no file {str(folder / gguf_file)!r}. GGUF files there: {names}.")
     local = local_only(model, revision, filename=gguf_file)
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
-
-
-def pooling_type(model: str, gguf_file: str, revision: str | None) -> int:
-    """Return llama.cpp's number of the pooling that a GGUF file names: 0 for none."""
-    fields = read_gguf(_local_path(model, gguf_file, revision)).fields
-    number = fields.get(f"{fields.get('general.architecture')}.pooling_type")
-    return number if isinstance(number, int) else 0
 
 
 def _is_writable(folder: Path) -> bool:
