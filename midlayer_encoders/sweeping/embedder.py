@@ -164,6 +164,11 @@ def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
     return replace(spec, layer=-1, similarity="cosine").digest + ("-half" if dtype == "float16" else "")
 
 
+def joined_dim(stored: int, join: Join | None) -> int:
+    """Return the number of dimensions of a vector once its stored spans are joined."""
+    return stored if join in (None, "none") else stored // len(SPANS)
+
+
 @dataclass(frozen=True, eq=False)
 class MappedStore:
     """A store whose vectors are transformed when they are read; it can be sent to another process.
@@ -185,7 +190,7 @@ class MappedStore:
     @property
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.store.dim if self.join in (None, "none") else self.store.dim // len(SPANS)
+        return joined_dim(self.store.dim, self.join)
 
     def refresh(self) -> None:
         """Read which vectors other processes have stored."""

@@ -35,6 +35,7 @@ from midlayer_encoders.sweeping.embedder import (
     Embedder,
     Vectors,
     item_key,
+    joined_dim,
     map_identity,
     mapped_store,
     open_store,
@@ -206,7 +207,7 @@ class SingleSweep:
         if request.has_metrics:
             encoder.check_one_stack("metrics")
         self.spec = encoder.spec
-        width = (encoder.get_embedding_dimension() or 0) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
+        width = joined_dim(encoder.get_embedding_dimension() or 0, self.recipe.join)
         if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
             raise OptionError(
                 f"`dims` must be at most {width}, the dimensions of {encoder.name}, but got {max(too_many)}."

@@ -25,6 +25,7 @@ from midlayer_encoders.sweeping.compression import Compression, make_compression
 from midlayer_encoders.tasks.sources import task_sources
 from tests.families import WIDTH
 from tests.others_warnings import MTEB
+from tests.recipes.test_word_echo import save_causal
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
 
@@ -231,6 +232,9 @@ def test_dims_above_the_width_and_texts_without_labels_are_refused(tiny_folder: 
     task = write(tmp_path / "near.jsonl", ROWS["STS"])
     with pytest.raises(OptionError, match=r"`dims` must be at most 32, the dimensions of .*, but got 33"):
         sweep(tiny_folder("Llama"), task, dims=[8, 33], out=tmp_path / "out", **QUICK)
+    folder = save_causal("byte level", tmp_path / "causal")
+    with pytest.raises(OptionError, match=r"`dims` must be at most 32, the dimensions of .*, but got 33"):
+        sweep(folder, task, recipes=["word-echo"], dims=[33], out=tmp_path / "spans", **QUICK)
     texts = write(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])
     with pytest.raises(OptionError, match="`dims` and `precisions` do not apply to texts without labels"):
         sweep("no/such-model", texts, dims=[8], metrics=["curvature"])
