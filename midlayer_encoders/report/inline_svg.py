@@ -41,12 +41,15 @@ def figure_svg(figure: Figure) -> str:
 
 def _matplotlib_svg(figure: Figure, label: str) -> bytes:
     from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    content = BytesIO()
+    content, dpi = BytesIO(), figure.get_dpi()
+    canvas: Any = FigureCanvasSVG(figure)
     # The label distinguishes the ids of the figures of a page.
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False}
     with _SETTINGS_LOCK, rc_context(settings):
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+        canvas.print_svg(content, metadata={"Date": None})  # savefig draws once more, for the layout
+    figure.set_dpi(dpi)
     return content.getvalue()
 
 

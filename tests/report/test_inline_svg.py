@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.inline_svg import figure_svg
@@ -117,16 +117,16 @@ def test_pages_drawn_in_two_threads_share_no_settings(monkeypatch: pytest.Monkey
     """The second thread would draw its words as outlines, after the first one has restored matplotlib's settings."""
     before = dict(rcParams)
     second_draws, first_ended = Event(), Event()
-    write = Figure.savefig
+    write = FigureCanvasSVG.print_svg
 
-    def wait_and_write(figure: Figure, *args: Any, **options: Any) -> None:
+    def wait_and_write(canvas: FigureCanvasSVG, *args: Any, **options: Any) -> None:
         if current_thread() is second:
             second_draws.set()
             first_ended.wait(10)
-        else:
+        elif second.ident is None:  # the layout asks for a renderer before
             second.start()
             second_draws.wait(0.2)  # it does not draw before this one ends
-        write(figure, *args, **options)
+        write(canvas, *args, **options)
 
     def draw() -> str:
         axes = curve(1.0, 3.0)
@@ -136,7 +136,7 @@ def test_pages_drawn_in_two_threads_share_no_settings(monkeypatch: pytest.Monkey
     expected = draw()
     drawn: list[str] = []
     second = Thread(target=lambda: drawn.append(draw()))
-    monkeypatch.setattr(Figure, "savefig", wait_and_write)
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", wait_and_write)
     drawn.append(draw())
     first_ended.set()
     second.join()
