@@ -64,7 +64,7 @@ _OTHERS = (
     "torch|torchmetrics|lightning|transformers|sentence_transformers|mteb|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc"
     "|contextlib|datetime"
 )
-_SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Join|Path|Precision|PretrainedConfig|Tensor"
+_SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Join|Path|Precision|PretrainedConfig|Tensor|frozenset.*"
 # Parts of signatures that nobody imports: base classes, protocols, the encoder's keywords once more.
 _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
