@@ -1,31 +1,26 @@
 from __future__ import annotations
 
-import polars as pl
 import pytest
+import torch
 
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.extras.probing.probe_result import plot_probes
-
-
-def table(accuracy: list[float], validation: list[float]) -> pl.DataFrame:
-    columns = {"layer": [0, 1, 2], "accuracy": accuracy, "validation": validation}
-    return pl.DataFrame(columns).with_columns(low=pl.col("accuracy") - 0.1, high=pl.col("accuracy") + 0.1)
+from midlayer_encoders.extras.probing.probe_result import ProbeResult
 
 
-def test_curves_are_in_percent_and_mark_the_layer_selected_on_validation() -> None:
-    first, second = table([0.3, 0.5, 0.4], [0.2, 0.4, 0.6]), table([0.6, 0.7, 0.8], [0.9, 0.1, 0.1])
-    figure = plot_probes({"a": first, "b": second}, num_layers=2, chance=0.25, title="t")
-    axes = figure.axes[0]
-    curves = {line.get_label(): line for line in axes.lines}
-    assert curves["a"].get_ydata().tolist() == pytest.approx([30, 50, 40])
-    assert curves["guessing (25%)"].get_ydata()[0] == pytest.approx(25)
-    marks = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
-    assert marks == [(2, pytest.approx(40)), (0, pytest.approx(60))]
-    assert axes.get_xticks().tolist() == [0, 1, 2]
-    assert axes.get_ylabel() == "accuracy, %"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "guessing (25%)"]
-
-
-def test_empty_plot_is_refused() -> None:
-    with pytest.raises(OptionError, match="at least one table"):
-        plot_probes({}, num_layers=2)
+def test_curve_is_in_percent_and_marks_the_layer_selected_on_validation() -> None:
+    right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)  # layer 2 is best on the test
+    result = ProbeResult(
+        model="m", revision="default", num_layers=4, layers=(0, 2, 4), kind="linear", dataset="d", classes=["a", "b"],
+        right=right, validation=torch.tensor([0.9, 0.5, 0.4]), epochs=torch.ones(3), chance=0.25, num_train=8,
+    )  # fmt: skip
+    figure = result.plot()
+    (axes,) = figure.axes
+    line, best, guessing = axes.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 4], [50, 75, 25])
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (0, 50)
+    assert guessing.get_ydata()[0] == pytest.approx(25)
+    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
+    table = result.table
+    ends = {(layer, 100 * end) for name in ("low", "high") for layer, end in table.select("layer", name).iter_rows()}
+    assert ends <= corners
+    assert (axes.get_title(loc="left"), axes.get_ylabel()) == ("d", "accuracy, %")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["m, linear probe", "guessing (25%)"]

@@ -10,7 +10,6 @@ from matplotlib.colors import to_hex
 
 from benchmarks.paper.charts import LabeledCurve, plot_curves
 from benchmarks.paper.reproduce import TEMPLATE
-from midlayer_encoders.extras.probing.probe_result import plot_probes
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html, plot_differences
 from midlayer_encoders.report.layer_charts import plot_selection
@@ -87,21 +86,10 @@ def test_history_is_at_its_coordinates() -> None:
     assert re.findall(r"<td>(.*?)</td>", table[0]) == ["4", "16", "1"]
 
 
-# --- probes, selections, experiments -----------------------------------------------------------------------------------------
+# --- selections, experiments -----------------------------------------------------------------------------------------
 
 
-def test_probes_and_selections_are_at_their_coordinates() -> None:
-    table = pl.DataFrame(
-        {"layer": [0, 2, 4], "accuracy": [0.4, 0.9, 0.6], "low": [0.3, 0.8, 0.5], "high": [0.5, 0.95, 0.7],
-         "validation": [0.1, 0.2, 0.7]}
-    )  # fmt: skip
-    axes = plot_probes({"one": table}, num_layers=4, chance=0.25).axes[0]
-    line, best, chance_line = axes.lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 4], [40, 90, 60])
-    assert (best.get_xdata()[0], best.get_ydata()[0]) == (4, 60)
-    assert chance_line.get_ydata()[0] == 25
-    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
-    assert {(0, 30), (0, 50), (2, 80), (2, 95), (4, 50), (4, 70)} <= corners
+def test_selections_are_at_their_coordinates() -> None:
     rows = [("m", "r", k, k / 4, kind, f"on {kind}", name, value) for kind, name in (("metric", "dime"), ("score", "acc"))
             for k, value in ((4, 0.3), (0, 0.1), (2, 0.2))]  # fmt: skip
     figure = plot_selection(rows_frame(rows), layer=2, rule="auto", choices={"last": 4, "auto": 2}, num_layers=4)

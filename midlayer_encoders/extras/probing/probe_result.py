@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,9 +135,19 @@ class ProbeResult(Result):
         return {"probe.parquet": self.frame, "probe.csv": self.table}
 
     def plot(self) -> Figure:
-        """Return the figure of accuracy by layer with intervals, and the chance level."""
+        """Return the figure of accuracy by layer in percent, with intervals, the best layer and the chance level."""
+        table, best = self.table, self.layers.index(self.best_layer)
+        x, y, low, high = table["layer"], *(100 * table[name] for name in ("accuracy", "low", "high"))
+        figure, (axes,) = drawing.panel_grid(1, size=(7.2, 3.6))
         label = f"{self.model.removeprefix('local/')}, {self.kind} probe"
-        return plot_probes({label: self.table}, num_layers=self.num_layers, chance=self.chance, title=self.dataset)
+        drawing.draw_points(axes, x.to_list(), y.to_list(), label=label, band=(low.to_list(), high.to_list()))
+        drawing.draw_points(axes, [x[best]], [y[best]], "disc")
+        text = f"guessing ({self.chance:.0%})"
+        drawing.draw_level(axes, 100 * self.chance, text, text)
+        drawing.layer_axis(axes, self.num_layers)
+        axes.set_ylabel("accuracy, %")
+        drawing.set_title(axes, self.dataset)
+        return drawing.finish(figure)
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``probe``."""
@@ -164,40 +174,3 @@ class ProbeResult(Result):
             export=export,
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )
-
-
-def plot_probes(
-    tables: Mapping[str, pl.DataFrame], *, num_layers: int, chance: float | None = None, title: str = ""
-) -> Figure:
-    """Return a figure of probe accuracy in percent by layer, with intervals as bands and best layers as discs.
-
-    Args:
-        tables: by label, each with the columns ``layer``, ``accuracy``, ``low``, ``high`` and, if the best layer is
-            selected on validation data, ``validation``.
-        num_layers: number of blocks.
-        chance: accuracy of guessing, drawn as a line.
-        title: of the figure.
-
-    Example:
-        >>> import polars as pl
-        >>> table = pl.DataFrame({"layer": [0, 1], "accuracy": [0.4, 0.6], "low": [0.3, 0.5], "high": [0.5, 0.7]})
-        >>> plot_probes({"m": table}, num_layers=1, chance=0.1, title="digits").axes[0].get_title(loc="left")
-        'digits'
-    """
-    if not tables:
-        raise OptionError("`tables` must hold at least one table, but got none.")
-    figure, (axes,) = drawing.panel_grid(1, size=(7.2, 3.6))
-    for style, (label, table) in enumerate(tables.items()):
-        x = table["layer"].to_list()
-        y = (100 * table["accuracy"]).to_list()
-        band = (100 * table["low"]).to_list(), (100 * table["high"]).to_list()
-        drawing.draw_points(axes, x, y, label=label, style=style, band=band)
-        best = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
-        drawing.draw_points(axes, [x[best]], [y[best]], "disc", style=style)
-    if chance is not None:
-        text = f"guessing ({chance:.0%})"
-        drawing.draw_level(axes, 100 * chance, text, text)
-    drawing.layer_axis(axes, num_layers)
-    axes.set_ylabel("accuracy, %")
-    drawing.set_title(axes, title)
-    return drawing.finish(figure)
