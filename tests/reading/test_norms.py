@@ -68,6 +68,19 @@ def test_form_of_a_norm_is_found_by_its_effect(name: str, dtype: torch.dtype) ->
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize("name", ["gemma", "rms"])
+def test_large_weights_in_half_precision_keep_their_offset(name: str, size: float, dtype: torch.dtype) -> None:
+    norm = made(name)
+    with torch.no_grad():
+        norm.weight.mul_(0.1).add_(size)  # type: ignore[operator, union-attr]
+    with torch.inference_mode():
+        form = find_form(nn.Sequential(norm.to(dtype)), batch(dtype)[0])
+    assert form is not None
+    assert (form.center, form.offset) == (False, 1.0 if name == "gemma" else 0.0)
+
+
 def test_epsilon_is_that_of_the_norm() -> None:
     norm = LlamaRMSNorm(WIDTH)
     norm.variance_epsilon = 1e-2  # type: ignore[assignment]
