@@ -47,6 +47,42 @@ def _attention() -> list[float]:
     return [min(words.values()), max(words.values()), last(voices), best(voices)[0], *highest]
 
 
+def _sizes(task: str, column: str = "accuracy", window: int = 3) -> list[Curve]:
+    """Return the scores by layer of each size of Whisper, from the smallest."""
+    rows = table("results/whisper_sizes.csv").filter(task=task, window=window).sort("layer")
+    return [dict(part.select("layer", column).iter_rows()) for _, part in rows.group_by("size", maintain_order=True)]
+
+
+def _words_of_sizes() -> list[float]:
+    """Return the best layer for words of each size, its depth and accuracy, then its gain over the last with its interval."""
+    curves = sorted(_sizes("words"), key=len)
+    numbers = [number for curve in curves for number in (best(curve)[1], max(curve), best(curve)[0])]
+    assert all(2 * best(curve)[1] == max(curve) for curve in curves)
+    gains = [sorted(_sizes("words", column), key=len) for column in ("gain", "gain_low", "gain_high")]
+    return numbers + [curve[len(curve) // 2] for size in zip(*gains, strict=True) for curve in size]
+
+
+def _voices_of_sizes() -> list[float]:
+    """Return the best accuracy of voices in each size, which the first quarter of the layers has, then the last."""
+    curves = sorted(_sizes("voices"), key=len)
+    assert all(4 * best(curve)[1] <= max(curve) for curve in curves)
+    return [best(curve)[0] for curve in curves] + [last(curve) for curve in curves]
+
+
+def _whole_window() -> list[float]:
+    """Return where tiny finds words best with the whole window, and the largest change of voices by the short one."""
+    (words,), (voices,) = (_sizes(task, window=30) for task in ("words", "voices"))
+    layers = [layer for layer, value in words.items() if value == best(words)[0]]
+    short = min(_sizes("voices"), key=len)
+    layer = max(voices, key=lambda layer: abs(voices[layer] - short[layer]))
+    short_words = min(_sizes("words"), key=len)
+    assert all(
+        abs(words[layer_number] - short_words[layer_number]) < abs(voices[layer] - short[layer])
+        for layer_number in words
+    )
+    return [*layers, best(words)[0], layer, voices[layer], short[layer]]
+
+
 def _antibodies() -> list[float]:
     """Return the best layer and score, and the last score, of species, chain and region; of chain, all best layers."""
     text = (ROOT / "benchmarks" / "results" / "biology.md").read_text(encoding="utf8")
@@ -78,5 +114,17 @@ CLAIMS = [
         "at every layer, {} to {} %. It does not recover the voices at the last layer: {} %, compared with {} % at layers "
         "{} and {}",
         _attention,
+    ),
+    Claim(
+        PAGE,
+        "layer {} of {} in tiny ({} %), {} of {} in base ({} %) and {} of {} in small ({} %). The last layer is {} ({} to {}), "
+        "{} ({} to {}) and {} ({} to {}) points lower",
+        _words_of_sizes,
+    ),
+    Claim(PAGE, "first quarter, with {}, {} and {} %; the last layers have {}, {} and {} %", _voices_of_sizes),
+    Claim(
+        PAGE,
+        "layers {} and {} find words equally well ({} %), and layer {} finds voices in {} % instead of {} %",
+        _whole_window,
     ),
 ]
