@@ -36,14 +36,13 @@ def averages(name: str, recipes: tuple[str, ...]) -> dict[str, Curve]:
 
 
 def gain() -> Figure:
-    """Return the README's picture: the last layer, a better one, and the default prompt, on two models."""
+    """Return the README's picture: the last layer, a better one, and the default prompt, on short texts and on passages."""
     made = zoo.means("all-MiniLM-L6-v2")
     minilm = made["plain", max(layer for _, layer in made)]
-    tasks = rivals.GROUPS[rivals.SHORT]
-    panels = []
-    for model in zoo.CAUSAL[:2]:
-        of = rivals.results(model)
-        last = of.num_layers
+    of, panels = rivals.results(zoo.CAUSAL[0]), []
+    last = of.num_layers
+    for group, title in {rivals.SHORT: "six tasks of short texts", "passages": "passages of XQuAD"}.items():
+        tasks = rivals.GROUPS[group]
         curves = {name: {k: of.mean(tasks, (name, k)) for k in range(last + 1)} for name in SHOWN_GAIN}
         lines = [
             Line(tuple(curve), tuple(curve.values()), label, style)
@@ -59,16 +58,17 @@ def gain() -> Figure:
         words = [
             Word(
                 layer - 0.12 * last if word.startswith("best") else 0.72 * last,
-                curves[name][layer] + up,
+                curves[name][layer] + (up if group == rivals.SHORT else 2.2 * up),
                 f"{word} {curves[name][layer]:.1f}",
                 styles.index(name),
             )
             for name, layer, word, up in places
         ]
-        level = Level(minilm, f"{minilm:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {minilm:.1f}")
-        parts = (*lines, *dots, level, *words)
-        axis = value_axis(parts, label="mean score on six tasks")
-        panels.append(Panel(f"{model}, {last} blocks", layer_axis(last, room=1.5), axis, parts))
+        parts = [*lines, *dots, *words]
+        if group == rivals.SHORT:
+            parts.append(Level(minilm, f"{minilm:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {minilm:.1f}"))
+        axis = value_axis(parts, label="mean score" if group == rivals.SHORT else "nDCG@10")
+        panels.append(Panel(f"SmolLM2-135M, {title}", layer_axis(last, room=1.5), axis, tuple(parts)))
     return draw(panels, columns=2, size=(5.2, 3.4))
 
 

@@ -27,7 +27,10 @@ MODELS = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
 DEPTH = 0.95
 DEFAULT = "word-echo+center"
 SHORT, LONG, LONGEST = "short", "300 to 600 words", "1,300 to 1,600 words"
+TWO_SHORT = "STSBenchmark, TrecQA"
+CROSS = "German questions, English passages"
 GROUPS = {
+    TWO_SHORT: ("STSBenchmark", "TrecQAReranking"),
     SHORT: (
         "Banking77Classification", "EmotionClassification", "STSBenchmark", "StackOverflowTitlesClustering",
         "TrecQAReranking", "TwitterURLCorpus",
@@ -38,14 +41,15 @@ GROUPS = {
     LONGEST: ("LongAuthorClassification",),
 }  # fmt: skip
 LANGUAGES = {
-    "German": ("STSBenchmark-de", "XQuAD-de", "XQuADLong-de"),
-    "French": ("STSBenchmark-fr",),
-    "Chinese": ("XQuAD-zh",),
-    "German questions, English passages": ("XQuADCross-de-en",),
+    "German pairs": ("STSBenchmark-de",),
+    "French pairs": ("STSBenchmark-fr",),
+    "German passages": ("XQuAD-de", "XQuADLong-de"),
+    "Chinese passages": ("XQuAD-zh",),
+    CROSS: ("XQuADCross-de-en",),
 }
-ENGLISH = tuple(task for tasks in GROUPS.values() for task in tasks)
-#: TinyStories reads 256 tokens: two copies of a passage do not fit.
-READS_LONG_TEXTS = MODELS[:2]
+ENGLISH = tuple(dict.fromkeys(task for tasks in GROUPS.values() for task in tasks))
+#: TinyStories reads 256 tokens: two copies of a long passage do not fit.
+TOO_LONG = {"TinyStories-15M": (LONG, LONGEST, "joined passages")}
 
 Setting: TypeAlias = tuple[str, int]
 Gain: TypeAlias = tuple[float, float, float]
@@ -122,16 +126,17 @@ class Results:
         """Return the setting with the highest mean over the other English tasks; the default has a fixed one."""
         if method == DEFAULT:
             return self.default
-        readable = [other for tasks in groups(self.model).values() for other in tasks]
-        return self.best([other for other in readable if other != task], method)
+        return self.best([other for other in english_tasks(self.model) if other != task], method)
 
     def chosen_elsewhere(self, task: str) -> Setting:
         """Return the depth of the default and the weight of the first copy that are best on other models and tasks."""
-        others = [results(model) for model in READS_LONG_TEXTS if model != self.model]
-        tasks = [other for other in ENGLISH if other != task]
+        others = [results(model) for model in MODELS[:2] if model != self.model]
+        tasks = {other.model: [name for name in english_tasks(other.model) if name != task] for other in others}
         variants = dict.fromkeys(name for name, _ in self.settings(DEFAULT) if not name.startswith(OWN_PROMPT))
         choices = [(variant, depth) for variant in variants for depth in DEPTHS]
-        return self.at(*max(choices, key=lambda each: sum(other.mean(tasks, other.at(*each)) for other in others)))
+        return self.at(
+            *max(choices, key=lambda each: sum(other.mean(tasks[other.model], other.at(*each)) for other in others))
+        )
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
@@ -145,9 +150,18 @@ def results(model: str) -> Results:
     return Results(model, pl.read_csv(FOLDER / f"{model}.csv"), np.load(FOLDER / f"{model}.npz")["draws"])
 
 
-def groups(model: str) -> dict[str, tuple[str, ...]]:
-    """Return the groups of English tasks whose texts a model can read."""
-    return GROUPS if model in READS_LONG_TEXTS else {name: GROUPS[name] for name in list(GROUPS)[:2]}
+def groups(model: str, of: dict[str, tuple[str, ...]] = GROUPS) -> dict[str, tuple[str, ...]]:
+    """Return the groups of tasks that were measured on a model, and whose texts it can read."""
+    measured = set(results(model).frame["task"])
+    found = {name: tasks for name, tasks in of.items() if measured.issuperset(tasks)}
+    if SHORT in found:
+        found.pop(TWO_SHORT)
+    return {name: tasks for name, tasks in found.items() if name not in TOO_LONG.get(model, ())}
+
+
+def english_tasks(model: str) -> list[str]:
+    """Return the English tasks of a model."""
+    return [task for tasks in groups(model).values() for task in tasks]
 
 
 def rival_settings(model: str, tasks: Sequence[str]) -> dict[str, Setting | list[Setting]]:
