@@ -58,7 +58,7 @@ def gain() -> Figure:
         words = [
             Word(
                 layer - 0.12 * last if word.startswith("best") else 0.72 * last,
-                curves[name][layer] + (up if group == rivals.SHORT else 2.2 * up),
+                curves[name][layer] + up * (1 if group == rivals.SHORT or word == "best layer" else 2.2),
                 f"{word} {curves[name][layer]:.1f}",
                 styles.index(name),
             )
