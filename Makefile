@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
 WORKERS ?= 2
 # Markers of pyproject.toml that have a target of their own, beside `long`.
-OTHER := slow or docs or browser or triton or clients or engines or slurm or ray or dist
+OTHER := slow or docs or gpu or extras
 FAST := not long and not ($(OTHER))
 
 export HF_HOME := $(CACHE)/huggingface
@@ -27,7 +27,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision paper docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest test-newest check format bench dist clean
+.PHONY: demo demo-vision paper docs tutorials test test-long test-slow test-docs test-gpu test-extras test-lowest test-newest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -57,49 +57,42 @@ test: $(VENV)/installed
 test-long: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "long and not ($(OTHER))"
 
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -m slow
+
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m docs
 
-# Pages in Chromium (Debian: apt install chromium; elsewhere its path in CHROMIUM).
-test-browser: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[browser]" $(CONSTRAINTS)
-	$(BIN)/pytest -m browser tests
-
-test-slow: $(VENV)/installed
-	$(BIN)/pytest -m slow
-
 # The GPU kernels through Triton's interpreter; the wheel is large, so it is installed for this alone. The interpreter of
 # 3.9 takes no scalar masks.
-test-triton: $(VENV)/installed
+test-gpu: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps "triton==3.7.*"
-	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/spectra/test_eigen.py tests/metrics/test_token_triton.py tests/reading/test_fused_blocks.py
+	TRITON_INTERPRET=1 $(BIN)/pytest -m gpu tests/spectra/test_eigen.py tests/metrics/test_token_triton.py tests/reading/test_fused_blocks.py
 
-# Other libraries that take an encoder, or log a run. Some hold back what is installed: huggingface_hub, pyarrow.
-test-clients: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[clients]" $(CONSTRAINTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/clients
-
-# What is exported, in the engines that it is for.
-test-engines: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[onnx,gguf]" openvino $(CONSTRAINTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export tests/models
-
-# Sweeps in jobs of SLURM, whose daemons run under a temporary folder.
-test-slurm: export PATH := $(PATH):/usr/sbin
-test-slurm: $(VENV)/installed
-	@for program in munged slurmctld slurmd srun; do command -v $$program > /dev/null || \
-		{ echo "apt-get install --no-install-recommends slurm-wlm munge"; exit 1; }; done
-	$(BIN)/pytest -m slurm tests/sweeping/test_slurm.py
-
-# Embedding in actors of Ray, whose cluster of two CPUs runs on this machine.
-test-ray: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[ray]" $(CONSTRAINTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/vectors/test_ray.py
-
-# The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
-test-dist: dist
-	$(BIN)/pytest -m dist tests/integration/test_installed.py
+# What needs more than the environment of the tests, each installed into it first: make test-extras FOR=clients, other
+# libraries that take an encoder or log a run, some of which hold back what is installed; engines, what is exported, where
+# it is for; slurm, sweeps in jobs of daemons under a temporary folder; ray, embedding in actors; browser, pages in
+# Chromium (Debian: apt install chromium; elsewhere its path in CHROMIUM); wheel, what `make dist` built in clean
+# environments of Python 3.11 to 3.13, where they are (MIDLAYER_TORCH is what pip installs as torch there).
+FOR ?= clients
+INSTALL_clients := ".[clients]"
+INSTALL_engines := ".[onnx,gguf]" openvino
+INSTALL_slurm := ".[submit]"
+INSTALL_ray := ".[ray]"
+INSTALL_browser := ".[browser]"
+INSTALL_wheel := .
+TESTS_clients := tests/clients
+TESTS_engines := tests/export tests/models tests/recipes
+TESTS_slurm := tests/sweeping/test_slurm.py tests/sweeping/test_units.py
+TESTS_ray := tests/vectors/test_ray.py
+TESTS_browser := tests/report
+TESTS_wheel := tests/integration/test_installed.py
+test-extras: export PATH := $(PATH):/usr/sbin
+test-extras: $(VENV)/installed
+	@test -n "$(TESTS_$(FOR))" || { echo "FOR must be clients, engines, slurm, ray, browser or wheel"; exit 1; }
+	$(BIN)/pip install --quiet --editable $(INSTALL_$(FOR)) $(CONSTRAINTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -m extras $(TESTS_$(FOR))
 
 # The lowest versions that pyproject.toml allows, in an environment of their own, and a part of the tests there.
 LOWEST := .cache/lowest

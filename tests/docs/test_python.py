@@ -23,8 +23,8 @@ NOT_RUN = {
     ): "mteb would fetch the tasks; examples/mteb_in_five_lines.py and tests/encoder run them",
     ("docs/media.md", "CIFAR10"): "mteb would fetch the images",
     ("docs/media.md", "from_module"): "modules that a reader has; tests/encoder/test_media_exact.py makes some",
-    ("docs/export.md", ""): "needs an engine or the hub; tests/export runs them under make test-engines",
-    ("docs/ray.md", "vectors.ray"): "needs Ray; tests/vectors/test_ray.py does it under make test-ray",
+    ("docs/export.md", ""): "needs an engine or the hub; tests/export runs them under make test-extras FOR=engines",
+    ("docs/ray.md", "vectors.ray"): "needs Ray; tests/vectors/test_ray.py does it under make test-extras FOR=ray",
     ("docs/scale.md", "executor="): "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
     ("docs/distill.md", ""): "minutes; tests/tuning/test_distill.py distills, and test_commands.py runs the command",
     (

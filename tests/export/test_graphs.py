@@ -23,7 +23,7 @@ from tests.cli.calls import run
 from tests.recipes.test_word_echo import save_causal
 from tests.tiny_folders import TEXTS, save_joint
 
-pytestmark = pytest.mark.engines
+pytestmark = pytest.mark.extras
 Folder = Callable[[str], str]
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"

@@ -20,7 +20,7 @@ from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
 from tests.export.tiny_gguf import save_gguf, write_whole
 from tests.tiny_folders import TEXTS
 
-pytestmark = pytest.mark.engines
+pytestmark = pytest.mark.extras
 pytest.importorskip("xllamacpp", reason="pip install 'midlayer-encoders[gguf]'")
 
 ODD = [*TEXTS, "It's 1999 and 2026; I'LL  wait for 12345 of them — größer.", "x\n\n y  z"]

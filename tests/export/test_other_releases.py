@@ -19,7 +19,7 @@ from midlayer_encoders.extras.export._comparison import relative_error
 from tests.export.environments import environment
 from tests.tiny_folders import TEXTS, save_tiny
 
-pytestmark = pytest.mark.engines
+pytestmark = pytest.mark.extras
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tests.export.environments import environment
 from tests.families import VOCAB, _create
 from tests.tiny_folders import TEXTS, tokenizer
 
-pytestmark = pytest.mark.engines
+pytestmark = pytest.mark.extras
 
 logger = logging.getLogger(__name__)
 

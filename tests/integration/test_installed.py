@@ -16,7 +16,7 @@ import pytest
 from midlayer_encoders import __version__
 from tests.export.environments import environment
 
-pytestmark = pytest.mark.dist
+pytestmark = pytest.mark.extras
 
 _ROOT = Path(__file__).parents[2]
 _DIST = _ROOT / "dist"

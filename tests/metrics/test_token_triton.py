@@ -23,7 +23,7 @@ from tests.metrics.oracles import random_rows
 
 HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
-    pytest.mark.triton,
+    pytest.mark.gpu,
     pytest.mark.skipif(kernels.triton is None or not HERE, reason="needs Triton and a GPU, or its interpreter"),
     pytest.mark.filterwarnings("ignore"),  # the interpreter divides by zero in numpy
 ]

@@ -172,7 +172,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], tuple[str, ..
 }
 
 
-@pytest.mark.engines
+@pytest.mark.extras
 @pytest.mark.parametrize("name", FILES)
 def test_vectors_of_a_file_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="pip install 'midlayer-encoders[gguf]'")

@@ -229,7 +229,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, why: str) -> No
         read_gguf(tmp_path / "model.gguf")
 
 
-@pytest.mark.engines
+@pytest.mark.extras
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thousand_texts_have_the_ids_of_llama_cpp(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("xllamacpp", reason="pip install 'midlayer-encoders[gguf]'")

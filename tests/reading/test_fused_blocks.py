@@ -133,7 +133,7 @@ def test_norm_of_another_form_is_not_fused() -> None:
     assert not fused._is_rms_norm(nn.LayerNorm(32))
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="needs a GPU or Triton's interpreter")
 # Triton's interpreter rounds to bfloat16 in its own way.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED), ids=str)
@@ -143,7 +143,7 @@ def test_rotation_by_the_kernel_is_bitwise_equal(q_heads: int, k_heads: int, wid
     assert rotation._agrees(torch.device(DEVICE), dtype, q_heads, k_heads, width)
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="needs a GPU or Triton's interpreter")
 def test_kernel_takes_over_where_it_agrees() -> None:
     draw = torch.Generator().manual_seed(1)

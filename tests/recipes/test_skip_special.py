@@ -133,7 +133,7 @@ def test_states_of_tokens_include_special_ones_and_the_others_pool_to_the_vector
     np.testing.assert_allclose(means, encoder.encode(TEXTS), **EXACT)
 
 
-@pytest.mark.engines
+@pytest.mark.extras
 def test_graphs_leave_out_special_tokens(folder: str, tmp_path: Path) -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(name, reason="pip install 'midlayer-encoders[onnx]'")

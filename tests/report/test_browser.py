@@ -19,7 +19,7 @@ from midlayer_encoders.report import drawing, report_html
 from midlayer_encoders.report.pages import render
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.extras
 
 WIDTHS = (375, 1100)
 HOSTILE = "<img src=x onerror='parent.hacked = 1'><script>parent.hacked = 1</script>"

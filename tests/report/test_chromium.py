@@ -18,7 +18,7 @@ from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import TASKS, full_frame
 from tests.report.made_runs import make_sweep
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.extras
 
 HOSTILE = "<img src=x onerror=hacked=1><script>hacked=1</script>\"'&amp;</td>"
 LONG = "an/extremely-long-name-" + "x" * 280

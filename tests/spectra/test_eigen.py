@@ -289,7 +289,7 @@ def hard_matrices(n: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 @pytest.mark.parametrize("kind", hard_matrices(2))
 def test_kernels_hold_the_bound(kind: str) -> None:
@@ -313,7 +313,7 @@ def assert_as_exact_as_lapack(matrices: Tensor, sizes: Tensor, actual: Tensor) -
         assert (values[size:] == 0).all()
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 def test_kernels_in_float64_are_as_exact_as_lapack() -> None:
     from midlayer_encoders.extras.kernels.spectra import eigenvalues_by_kernels
@@ -331,7 +331,7 @@ def test_kernels_in_float64_are_as_exact_as_lapack() -> None:
     assert eigenvalues_by_kernels(matrices[:0], sizes[:0], torch.float64).shape == (0, n)
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_kernels_in_float64_return_nan_for_invalid_matrices_and_sizes() -> None:
@@ -361,7 +361,7 @@ def test_exact_takes_the_kernels_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) 
             assert not torch.equal(eigenvalues(matrices.cuda(), sizes, method="exact").cpu(), actual)
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_kernels_take_any_dtype_and_strides(dtype: torch.dtype) -> None:
@@ -373,7 +373,7 @@ def test_kernels_take_any_dtype_and_strides(dtype: torch.dtype) -> None:
     torch.testing.assert_close(spectral_entropy(transposed, sizes, method="fast"), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 def test_kernels_can_be_disabled() -> None:
     matrices = torch.ones(1, 6, 6) + 1e-4 * gram(1, 6).float()
@@ -384,7 +384,7 @@ def test_kernels_can_be_disabled() -> None:
     assert spectra.kernels_enabled()
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernels_in_every_stage(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_kernels_in_every_stage(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
             assert_as_exact_as_lapack(matrices, sizes, actual)
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_kernels_do_not_hide_invalid_matrices() -> None:
@@ -422,7 +422,7 @@ def test_kernels_do_not_hide_invalid_matrices() -> None:
             eigenvalues(gram(2, 6).float(), torch.tensor([6, wrong]), method="fast")
 
 
-@pytest.mark.triton
+@pytest.mark.gpu
 @interpreted
 def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.extras.kernels import spectra as _spectra_triton

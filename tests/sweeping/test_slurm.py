@@ -1,4 +1,4 @@
-"""``midlayer sweep`` in jobs of a real SLURM, on one machine; ``make test-slurm``."""
+"""``midlayer sweep`` in jobs of a real SLURM, on one machine; ``make test-extras FOR=slurm``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sweeping.slurm_cluster import INSTALL, PROGRAMS, Cluster, slurm_clust
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]
-pytestmark = [pytest.mark.slurm, pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=INSTALL)]
+pytestmark = [pytest.mark.extras, pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=INSTALL)]
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_machine_without_slurm_and_a_cluster_that_refuses_are_named(
         sweep_many(["m"], tasks, executor="slurm", out=tmp_path / "many")
 
 
-@pytest.mark.dist
+@pytest.mark.extras
 @pytest.mark.filterwarnings("ignore")
 def test_killed_process_is_started_again(tiny_folder: Any, tasks: list[str], tmp_path: Path) -> None:
     model, out = tiny_folder("Llama"), tmp_path / "many"

@@ -23,7 +23,7 @@ from midlayer_encoders.files import folder_lock
 from midlayer_encoders.processes.group import ProcessLostError
 from tests.tiny_folders import TEXTS
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # those of Ray
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # those of Ray
 ROOT = Path(__file__).parents[2]
 SIZE = 64
 
