@@ -122,6 +122,15 @@ def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
     return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
 
 
+def _check_center(argument: str, values: Any) -> list[str]:
+    """Return the different texts, so that a repeated one does not dominate their mean."""
+    texts = list(dict.fromkeys(check_texts(argument, values, minimum=0)))
+    if len(texts) < recipes.SMALLEST_SAMPLE:
+        minimum = recipes.SMALLEST_SAMPLE
+        raise OptionError(f"`{argument}` must hold {minimum} different texts or more, but got {len(texts) or 'none'}.")
+    return texts
+
+
 def _check_adapters(argument: str, adapters: Any) -> list[str]:
     paths = check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
     texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
@@ -222,8 +231,8 @@ class EncoderOptions:
         truncate_dim: Number of leading dimensions to keep.
         trust_remote_code: Allow code from the model's repository to run.
         max_pixels: Largest image to read, in pixels.
-        center: A few hundred sample texts, whose mean vector is subtracted from every vector. A ``Dense`` module with a
-            bias does so in an exported folder.
+        center: A few hundred different sample texts, whose mean vector is subtracted from every vector. A ``Dense``
+            module with a bias does so in an exported folder.
         recipe: Prompt template and pooling by name: plain, one-word, echo, word-echo; see docs/recipes.md. Or a
             :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
         template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
@@ -265,9 +274,7 @@ class EncoderOptions:
     truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), in_memory=True)
     trust_remote_code: bool = _option(False, check_flag)
     max_pixels: int = _option(types.MAX_PIXELS, partial(check_count, unit="pixels"), in_memory=True, medium="image")
-    center: tuple[str, ...] | None = _option(
-        None, partial(check_texts, minimum=recipes.SMALLEST_SAMPLE), flag=None, in_memory=True
-    )
+    center: tuple[str, ...] | None = _option(None, _check_center, flag=None, in_memory=True)
     recipe: str | None = _option(None, check_text, medium="text")
     template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
     skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")

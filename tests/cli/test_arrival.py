@@ -124,7 +124,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]
     (tmp_path / "some.jsonl").write_text("".join(rows))
     (tmp_path / "other.jsonl").write_text("".join(rows[:-2]))
     (tmp_path / "labels.txt").write_text("x\ny\n" * 9)
-    (tmp_path / "lines.txt").write_text("a b c d e f g h i\n" * 16)
+    (tmp_path / "lines.txt").write_text("".join(f"a b c d e f g h {n}\n" for n in range(16)))
     for kind in ("images", "mixed", "audio"):
         (tmp_path / kind).mkdir()
     for kind in ("images", "mixed"):

@@ -133,7 +133,7 @@ def test_invalid_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, "atuo", device="cpu")
     with pytest.raises(OptionError, match="must be None unless `layer` names a rule, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
-    with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 3"):
+    with pytest.raises(OptionError, match="`center` must hold 16 different texts or more, but got 3"):
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
     with pytest.raises(OptionError, match="but got one: 'a text'"):
         LayerEncoder(folder, 2, center="a text", device="cpu")

@@ -72,9 +72,13 @@ def test_invalid_calls_are_refused(tiny_folder: Folder, tmp_path: Path, capsys: 
     with pytest.raises(OptionError, match="`prompt_name` must be one of"):
         encoder.encode_layers(TEXTS, prompt_name="qeury")
     with pytest.raises(OptionError, match=r"has the module Dense\. Create it without `center`"):
-        LayerEncoder(tiny_folder("Llama"), -1, device="cpu", center=TEXTS * 4).encode_layers(TEXTS)
+        LayerEncoder(
+            tiny_folder("Llama"), -1, device="cpu", center=[f"text {number}" for number in range(16)]
+        ).encode_layers(TEXTS)
     with pytest.raises(OptionError, match=r"has the module Dense\. Create it without `center`"):
-        LayerEncoder(save_joint("CLIP", tmp_path), -1, device="cpu", center=TEXTS * 4).encode_layers(TEXTS)
+        LayerEncoder(
+            save_joint("CLIP", tmp_path), -1, device="cpu", center=[f"text {number}" for number in range(16)]
+        ).encode_layers(TEXTS)
     with pytest.raises(OptionError, match="`prompt` does not apply to images"):
         LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, prompt="a photo: ")
     encoder.encode_layers(TEXTS, [0], show_progress_bar=True)

@@ -29,7 +29,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("default_prompt_name", "b", {"prompts": {"a": "x: ", "b": "y: "}, "default_prompt_name": "a"}),
     ("bidirectional", True, {}),
     ("truncate_dim", 4, {}),
-    ("center", TEXTS * 3, {}),
+    ("center", [f"{text} {number}" for number in range(3) for text in TEXTS], {}),
     ("recipe", "echo", {}),
     ("template", 'of "{text}" is:', {}),
     ("skip_first", 1, {}),

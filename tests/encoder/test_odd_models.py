@@ -158,7 +158,7 @@ def test_key_value_cache_is_off(tiny_folder: Folder) -> None:
 def test_dimension_is_that_of_vectors_after_a_projection(norm: Any, tiny_folder: Folder) -> None:
     """OPT-350m projects its states to half of ``hidden_size``, which sentence-transformers takes for the dimension."""
     folder = tiny_folder("OPT-350m")
-    cases: tuple[dict[str, Any], ...] = ({}, {"center": TEXTS * 3})
+    cases: tuple[dict[str, Any], ...] = ({}, {"center": [f"{text} {number}" for number in range(3) for text in TEXTS]})
     for options in cases:
         encoder = LayerEncoder(folder, **{"layer": 2, "norm": norm, "device": "cpu", **options})
         assert encoder.encode(TEXTS).shape == (len(TEXTS), encoder.get_embedding_dimension())

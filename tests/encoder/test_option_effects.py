@@ -97,6 +97,10 @@ EFFECTS: dict[str, tuple[dict[str, Any], Callable[[str], np.ndarray]]] = {
     ),
     "chat_template": ({"chat_template": True}, lambda _: by_hand(["<user>" + text for text in TEXTS])),
     "center": ({"center": CENTER}, lambda _: by_hand(TEXTS) - by_hand(CENTER).mean(axis=0)),
+    "center with a repeated text": (
+        {"center": CENTER + CENTER[:1] * 200},
+        lambda _: by_hand(TEXTS) - by_hand(CENTER).mean(axis=0),
+    ),
     "center and truncate_dim": (
         {"center": CENTER, "truncate_dim": 5},
         lambda _: (by_hand(TEXTS) - by_hand(CENTER).mean(axis=0))[:, :5],

@@ -56,7 +56,8 @@ def test_constructor_is_short_and_the_class_name_contains_sentence_transformers(
         ({"adapters": "a/b"}, r"Write \['a/b'\]"),
         ({"device": "cpu", "device_map": "auto"}, "`device` must be None when `device_map`"),
         ({"default_prompt_name": "query", "prompts": {"qeury": "q: "}}, "Did you mean 'qeury'"),
-        ({"center": ["too few"]}, "`center` must hold 16 texts or more"),
+        ({"center": ["one text"] * 16}, "`center` must hold 16 different texts or more, but got 1"),
+        ({"center": ["too few"]}, "`center` must hold 16 different texts or more"),
         ({"poolign": "mean"}, "`poolign` is not an option of LayerEncoder. Did you mean 'pooling'"),
     ],
 )

@@ -160,7 +160,7 @@ def test_printed_code_names_the_recipe_or_its_fields(tied_folder: str) -> None:
         ({"template": "no"}, r"`template` must hold \{text\}"),
         ({"template": "very " * 999 + ASK}, r"adds \d{4} tokens, and .* takes \d+\. Write a shorter template"),
         ({"skip_first": -1}, "`skip_first` must be a whole number, 0 or more, but got -1"),
-        ({"center": TEXTS}, "`center` must hold 16 texts or more, but got 6"),
+        ({"center": TEXTS}, "`center` must hold 16 different texts or more, but got 6"),
         (
             {"template": {"query": "q {text}", "text": "{text}"}, "template_tokens": False},
             "`template_tokens` must not be False if queries and documents have different prefixes",

@@ -415,7 +415,7 @@ def test_stock_folder_needs_no_code_and_adds_both_spans(
     expected = sum(part.encode(TEXTS) / length for part, length in zip(parts, lengths, strict=True))
     np.testing.assert_allclose(vectors, _unit(expected), atol=1e-6)
     np.testing.assert_allclose(loaded.encode(TEXTS, batch_size=1), vectors, atol=1e-6)
-    sample = TEXTS * 4
+    sample = [f"{text} {number}" for number in range(4) for text in TEXTS]
     centered = LayerEncoder(byte_level_folder, 4, recipe="word-echo+center", center=sample, device="cpu")
     centered.save_pretrained(str(tmp_path / "centered"), stock=True)
     vectors = SentenceTransformer(str(tmp_path / "centered"), device="cpu").encode(TEXTS)
@@ -449,7 +449,9 @@ def test_stock_folder_is_for_word_echo_alone(
     one_word = LayerEncoder(byte_level_folder, 2, recipe="one-word", device="cpu")
     with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
         one_word.save_pretrained(str(tmp_path / "no"), stock=True)
-    centered = LayerEncoder(byte_level_folder, 2, recipe="word-echo+center", center=TEXTS * 4, device="cpu")
+    centered = LayerEncoder(
+        byte_level_folder, 2, recipe="word-echo+center", center=tuple("abcdefghijklmnop"), device="cpu"
+    )
     centered.save_pretrained(str(tmp_path / "centered"))
     centered = LayerEncoder(str(tmp_path / "centered"), -1, trust_remote_code=True, device="cpu")
     with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):

@@ -120,7 +120,13 @@ def test_invalid_outputs_are_refused(
 
 def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="but has the module Dense"):
-        embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", center=TEXTS * 4)
+        embed(
+            tiny_folder("Llama"),
+            TEXTS,
+            tmp_path / "v.npy",
+            device="cpu",
+            center=[f"text {number}" for number in range(16)],
+        )
 
 
 @pytest.mark.long
