@@ -226,7 +226,8 @@ def _best_recipe(kind: DetectedKind, inputs: SelectionInputs) -> Recipe:
     """Return the recipe for a kind of model, which is centered on the texts if there are enough different ones."""
     name = next(iter(DEFAULTS[kind.name]))
     texts = inputs.texts or []
-    is_centered = name != PLAIN and all(isinstance(text, str) for text in texts) and len(set(texts)) >= SMALLEST_SAMPLE
+    is_text = all(isinstance(text, str) for text in texts)
+    is_centered = name != PLAIN and is_text and len(different_texts(texts)) >= SMALLEST_SAMPLE
     return recipe_of("recipes", f"{name}+center") if is_centered else RECIPES[name]
 
 
@@ -301,11 +302,11 @@ def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
 
 def _check_center(recipes: Sequence[Recipe], inputs: SelectionInputs) -> None:
     """Raise an :class:`OptionError` if a recipe centers on too few texts."""
-    count = len(inputs.texts or ())
+    count = len(different_texts(inputs.texts or []))
     if count < SMALLEST_SAMPLE and (centered := [recipe.name for recipe in recipes if recipe.center]):
         raise OptionError(
-            f"`texts` must be at least {SMALLEST_SAMPLE}, a few hundred better, for {centered[0]!r}, which centers on "
-            f"them, but got {count}. Give more, or leave that recipe out."
+            f"`texts` must hold {SMALLEST_SAMPLE} different texts or more, a few hundred better, for {centered[0]!r}, "
+            f"which centers on them, but got {count}. Give more, or leave that recipe out."
         )
 
 
@@ -408,6 +409,16 @@ def _transform_layer(rows: Tensor, recipe: Recipe, sample: Sequence[int]) -> Ten
     return join_spans(spans, share, recipe.join, centering_offset(spans[sample]) if recipe.center else None)
 
 
+def different_texts(texts: Sequence[Any]) -> list[Any]:
+    """Return the inputs without repeated texts; images and audio cannot be compared and all stay.
+
+    Example:
+        >>> different_texts(["a", "b", "a"])
+        ['a', 'b']
+    """
+    return list(dict.fromkeys(texts)) if all(isinstance(text, str) for text in texts) else list(texts)
+
+
 @dataclass(frozen=True)
 class SelectionInputs:
     """Validated inputs of a selection.
@@ -440,8 +451,9 @@ class SelectionInputs:
 
     @property
     def center(self) -> list[Any]:
-        """The texts that recipes center on, at equal steps if there are more than ``_MAX_CENTER_TEXTS``."""
-        texts = self.sample
+        """The different texts that recipes center on, at equal steps if more than ``_MAX_CENTER_TEXTS``."""
+        texts = different_texts(self.texts or [])
+        texts = [texts[position] for position in equal_steps(len(texts), self.max_texts)]
         return [texts[position] for position in equal_steps(len(texts), _MAX_CENTER_TEXTS)]
 
     @property
@@ -459,8 +471,7 @@ def measure_metrics(
         names = list(dict.fromkeys(metric for rule in rules.RULES for metric in rules.metrics_of(rule)))
     if not names:
         return tidy_frame(()), ""
-    all_texts = inputs.texts or []
-    distinct = len(set(all_texts) if all(isinstance(text, str) for text in all_texts) else all_texts)
+    distinct = len(different_texts(inputs.texts or []))
     if distinct < MIN_TEXTS:
         return tidy_frame(()), f"needs {MIN_TEXTS} different texts or more, but got {distinct or 'none'}"
     texts = inputs.sample

@@ -172,7 +172,9 @@ def test_unused_arguments_are_refused(whole: LayerEncoder) -> None:
         select(frame({"dime": [1.0] * 9}), recipes="all")
     with pytest.raises(OptionError, match="Did you mean 'one-word'"):
         select(whole, TEXTS, recipes=["one-wrod"])
-    with pytest.raises(OptionError, match=r"`texts` must be at least 16.*'one-word\+center'.*but got 3"):
+    with pytest.raises(
+        OptionError, match=r"`texts` must hold 16 different texts or more.*'one-word\+center'.*but got 3"
+    ):
         select_layer(whole, ["a", "b", "c"], recipes=["plain", "one-word+center"])
 
 
@@ -339,6 +341,29 @@ def test_default_subtracts_the_mean_of_each_span(causal_folder: str, tmp_path: P
     encoder.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(loaded.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_repeated_texts_do_not_change_the_center(causal_folder: str) -> None:
+    repeated = LayerEncoder(causal_folder, "auto", texts=TEXTS + TEXTS[:1] * 600, device="cpu")
+    expected = LayerEncoder(causal_folder, "auto", texts=TEXTS, device="cpu")
+    assert repeated.options.center == expected.options.center == tuple(TEXTS)
+    np.testing.assert_array_equal(repeated.encode(TEXTS), expected.encode(TEXTS))
+
+
+def test_label_scores_of_repeated_texts_are_of_the_encoder(causal_folder: str) -> None:
+    """Vectors at the labeled rows are centered on the different texts, as the encoder's are."""
+    texts, labels = TEXTS + TEXTS[:1] * 40, [*KINDS, *[None] * 40]
+    whole = LayerEncoder(causal_folder, -1, device="cpu")
+    expected, repeated = (
+        select(whole, each, kinds, recipes=["word-echo+center"]).frame.filter(kind="score", dataset=LABELS)
+        for each, kinds in ((TEXTS, KINDS), (texts, labels))
+    )
+    assert repeated["value"].to_list() == expected["value"].to_list()
+
+
+def test_recipe_needs_different_texts_to_center_on(whole: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match=r"`texts` must hold 16 different texts or more.* but got 1"):
+        select_layer(whole, ["a text"] * 16, recipes=["plain", "one-word+center"])
 
 
 def test_center_of_the_user_replaces_that_of_the_default(causal_folder: str) -> None:
