@@ -155,7 +155,7 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
     expected = norm(rows)
     if expected.shape != rows.shape or not expected.is_floating_point():
         return None
-    # The nearest form, not the first within the tolerance: weights of 30 and of 31 are equal to a few roundings in bfloat16.
+    # The nearest form, not the first within the tolerance: in bfloat16, weights of 30 and 31 differ by a few roundings.
     forms = [NormForm(norm, center, offset, eps) for center in (False, True) for offset in (0.0, 1.0)]
     distances = [(form.normalized(rows) - expected).abs() for form in forms]
     form, distance = min(zip(forms, distances, strict=True), key=lambda each: each[1].mean())
