@@ -226,6 +226,10 @@ def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str)
     for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
         with pytest.raises(OptionError, match="`center` must hold sample texts with the recipe"):
             LayerEncoder(tied_folder, 2, device="cpu", recipe=recipe)
+    with pytest.raises(OptionError, match=r"Pass them \(center=texts, or --center FILE\)"):
+        LayerEncoder(tied_folder, "auto", device="cpu", recipe="one-word+center", texts=SAMPLE)
+    chosen = LayerEncoder(tied_folder, "auto", device="cpu", recipe="one-word+center", texts=SAMPLE, center=SAMPLE)
+    np.testing.assert_allclose(chosen.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
     encoder = LayerEncoder(tied_folder, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
     np.testing.assert_allclose(encoder.encode(TEXTS), last_states(TEXTS, ASK, 3), **EXACT)
     centered = LayerEncoder(tied_folder, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
