@@ -141,7 +141,12 @@ def add_template(
     from transformers import PreTrainedTokenizerFast
 
     opening, closing = _special_ids(tokenizer)
-    special = opening + closing
+    smallest = len(opening) + len(closing) + 1
+    if max_length is not None and max_length < smallest:
+        raise OptionError(
+            f"`max_length` must be at least {smallest} for {model} with a template: one token of the text, and "
+            f"{smallest - 1} special ones, but got {max_length}."
+        )
     space_in_text = _space_belongs_to_text(tokenizer, parts)
     end = -1 if space_in_text else None
     before = _ids(tokenizer, parts.before[:end], model)
@@ -175,11 +180,11 @@ def add_template(
     limit = int(tokenizer.model_max_length) if max_length is None else positions or _UNLIMITED
     room = (limit - layout.added) // layout.copies
     if max_length is not None:
-        room = min(room, max_length - len(special))
+        room = min(room, max_length - smallest + 1)
     if room < 1:
         raise OptionError(
             f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes "
-            f"{limit if max_length is None else max_length}. Write a shorter template, or pass a larger `max_length`."
+            f"{limit}. Write a shorter template, or pass a larger `max_length`."
         )
     steps: list[Any] = [normalizers.Prepend(" ")] if space_in_text else []
     if layout.copies > 1 and room <= _LARGEST_REPEAT:
@@ -251,7 +256,8 @@ def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
 
 def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: str, model: str) -> None:
     """Raise an :class:`OptionError` unless a text's tokens are at the positions of the layout."""
-    text = "A text of words"
+    room = with_template.model_max_length - layout.added
+    text = "A text of words"[: CHARACTERS_PER_TOKEN * room]  # characters beyond those that fit are removed
     text_ids = plain(prefix + text, add_special_tokens=False, verbose=False)["input_ids"]
     whole = with_template(text, verbose=False)["input_ids"]
     length = (len(whole) - layout.added) // layout.copies

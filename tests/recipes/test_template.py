@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Recipe, TemplateParts, add_template, check_template, split_template
+from midlayer_encoders.recipes import RECIPES, Recipe, TemplateParts, add_template, check_template, split_template
 from midlayer_encoders.token_selector import TokenLayout
 from tests.tiny_folders import tokenizer as characters
 
@@ -104,6 +104,19 @@ def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: 
     assert len(short) == placed.added + 2
     assert short[: placed.front] == actual[: placed.front]
     assert short[len(short) - placed.back :] == actual[len(actual) - placed.back :]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("recipe", ["one-word", "echo", "word-echo"])
+def test_smallest_max_length_keeps_one_token_of_the_text(name: str, recipe: str) -> None:
+    plain = TOKENIZERS[name]()
+    template = split_template(RECIPES[recipe].template)["text"]
+    smallest = plain.num_special_tokens_to_add() + 1
+    framed, placed = add_template(plain, template, model="m", max_length=smallest)
+    ids = framed("a cat sat on the mat " * 9, truncation=True)["input_ids"]
+    assert len(ids) == placed.added + placed.copies
+    with pytest.raises(OptionError, match=f"`max_length` must be at least {smallest} for m .* got {smallest - 1}"):
+        add_template(plain, template, model="m", max_length=smallest - 1)
 
 
 def test_kinds_without_a_template_have_that_of_other_texts() -> None:
