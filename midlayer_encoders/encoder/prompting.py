@@ -30,6 +30,11 @@ def resolve_prompts(options: EncoderOptions, saved: SavedFolder) -> tuple[dict[s
         options: options of the encoder.
         saved: the folder's settings.
     """
+    if options.template is not None and any(isinstance(module, PooledSpans) for module in saved.modules):
+        raise OptionError(
+            f"`{'recipe' if options.recipe else 'template'}` does not apply to a folder that contains its template "
+            "already and pools its spans. Leave it out, or create the encoder from the original model."
+        )
     prompts = dict(options.prompts) if options.prompts is not None else None
     default = options.default_prompt_name
     if prompts is None and options.template is None:

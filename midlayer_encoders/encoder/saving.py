@@ -199,6 +199,11 @@ def _name_code(folder: Path) -> None:
 
 def stock_problem(encoder: BuiltEncoder) -> str | None:
     """Return why an encoder has no stock form, ``None`` if it has one."""
+    if encoder.spans is not None and encoder.options.template is None:
+        return (
+            f"`stock` must be False for {encoder.name}, whose folder contains its template already. Create the stock "
+            "folder from the original model: LayerEncoder(model, layer, recipe='word-echo')."
+        )
     if encoder.options.template != RECIPES["word-echo"].template or encoder.options.join != "sum":
         return "`stock` must be False except for an encoder with recipe='word-echo'."
     if not set(encoder.after_pooling) <= {"Normalize"}:

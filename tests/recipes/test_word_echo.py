@@ -166,6 +166,8 @@ def test_centered_folder_gives_the_same_vectors_elsewhere(byte_level_folder: str
     np.testing.assert_allclose(plain.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
     again = LayerEncoder(str(tmp_path), -1, trust_remote_code=True)
     np.testing.assert_allclose(again.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+    with pytest.raises(OptionError, match="`recipe` does not apply to a folder that contains its template already"):
+        LayerEncoder(str(tmp_path), -1, recipe="word-echo", trust_remote_code=True)
     with pytest.raises(OptionError, match="centered for it"):
         LayerEncoder(str(tmp_path), 2, trust_remote_code=True)
     with pytest.raises(OptionError, match="offset of its spans"):
@@ -454,7 +456,7 @@ def test_stock_folder_is_for_word_echo_alone(
     )
     centered.save_pretrained(str(tmp_path / "centered"))
     centered = LayerEncoder(str(tmp_path / "centered"), -1, trust_remote_code=True, device="cpu")
-    with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
+    with pytest.raises(OptionError, match="Create the stock folder from the original model"):
         centered.save_pretrained(str(tmp_path / "no"), stock=True)
     caplog.clear()
     with pytest.raises(OptionError, match="`stock` cannot be combined with target='onnx'"):
