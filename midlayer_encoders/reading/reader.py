@@ -390,10 +390,11 @@ def layer_reader(
 def check_after_pooling(source: LayerSource) -> None:
     """Raise if a module after the pooling of a source belongs to one layer."""
     of_one_layer = [f"the module {name}" for name in source.after_pooling if name != "Normalize"]
+    remedy = "Create it without `center`, and with dense='drop'."
     if source.spans is not None and source.spans.centered:
-        of_one_layer.append("an offset of its spans")
+        of_one_layer.insert(0, "an offset of its spans")
+        remedy = "Create it from the original model with recipe='word-echo', which is not centered."
     if of_one_layer:
         raise OptionError(
-            f"`encoder` must only pool and normalize to read its layers, but has {of_one_layer[0]}. "
-            "Create it without `center`, and with dense='drop'."
+            f"`encoder` must only pool and normalize to read its layers, but has {of_one_layer[0]}. {remedy}"
         )

@@ -170,7 +170,9 @@ def test_centered_folder_gives_the_same_vectors_elsewhere(byte_level_folder: str
         LayerEncoder(str(tmp_path), -1, recipe="word-echo", trust_remote_code=True)
     with pytest.raises(OptionError, match="centered for it"):
         LayerEncoder(str(tmp_path), 2, trust_remote_code=True)
-    with pytest.raises(OptionError, match="offset of its spans"):
+    with pytest.raises(
+        OptionError, match=r"offset of its spans\. Create it from the original model with recipe='word-echo'"
+    ):
         again.encode_layers(TEXTS)
 
 
