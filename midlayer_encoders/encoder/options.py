@@ -422,8 +422,8 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
     if recipe is not None and recipe.center and options.center is None:
         raise OptionError(
             f"`center` must hold sample texts with the recipe {recipe.name!r}, which centers on them, but got None. "
-            f"Pass them (center=texts, or --center FILE), or sweep with recipes=[{recipe.name!r}], which uses the texts "
-            "of the tasks."
+            f"Pass them (center=texts, or --center FILE), or sweep with recipes=[{recipe.name!r}], which uses the "
+            "texts of the tasks."
         )
     check_device(options.device)
     return options
