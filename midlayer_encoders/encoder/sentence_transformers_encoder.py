@@ -343,7 +343,10 @@ def _select_by(
     keywords = dict(selection.keywords)
     del keywords["layer"]
     keywords |= {"center": own} if (own := options.center) is not None else {}
-    options = make_options({**options.changed(), "dense": complete.options.dense, **keywords})
+    # The last layer by default is the model as it was saved; other choices compare layers without these modules.
+    is_default = rule == _AUTO and labels is None and selection.layer == complete.num_layers
+    dense = options.dense if is_default else complete.options.dense
+    options = make_options({**options.changed(), "dense": dense, **keywords})
     return with_encoder(selection, model, options), options
 
 

@@ -171,6 +171,10 @@ def test_trained_modules_are_kept_or_dropped_only_on_request(
     np.testing.assert_allclose(written[2], vectors(dropped), atol=1e-5)
     selected = LayerEncoder(path, "last", texts=TEXTS * 4, device="cpu")
     assert selected.options.dense == "drop"
+    default = LayerEncoder(path, "auto", device="cpu")
+    np.testing.assert_array_equal(vectors(default), vectors(LayerEncoder(path, -1, device="cpu")))
+    assert default.selection is not None
+    np.testing.assert_array_equal(vectors(default.selection.encoder(device="cpu")), vectors(default))
     assert LayerEncoder(tiny_folder("BERT"), 2, device="cpu", dense="drop").options.dense is None
 
 
