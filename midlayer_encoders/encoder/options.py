@@ -361,7 +361,7 @@ class EncoderOptions:
 
         location = model_location(model, self.gguf_file)
         if self.gguf_file not in (None, location.file):
-            raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {self.gguf_file!r}.")
+            raise OptionError(f"`gguf_file` must be None for {model!r}, which has its own, but got {self.gguf_file!r}.")
         return location
 
     def shown_name(self, model: str) -> str:

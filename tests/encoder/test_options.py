@@ -90,7 +90,9 @@ def test_modules_refuse_file_options_and_files_refuse_module_options() -> None:
 def test_built_in_model_takes_no_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.gguf").touch()
     monkeypatch.setattr("midlayer_encoders.models.hub.package_folder", lambda _: tmp_path)
-    with pytest.raises(OptionError, match=r"`gguf_file` must be left out for 'built-in', but got 'other\.gguf'"):
+    with pytest.raises(
+        OptionError, match=r"`gguf_file` must be None for 'built-in', which has its own, but got 'other\.gguf'"
+    ):
         LayerEncoder("built-in", 1, gguf_file="other.gguf")
 
 
