@@ -1,7 +1,7 @@
 """The tables of the training record, from its frames.
 
 python -m benchmarks.pretraining.tables        # writes them into docs/training.md
-python -m benchmarks.pretraining.tables OUT    # prints those of the runs that run.py wrote into a folder
+python -m benchmarks.pretraining.tables OUT    # prints the tables of runs that run.py wrote into a folder
 """
 
 from __future__ import annotations

