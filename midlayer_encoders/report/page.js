@@ -1,4 +1,4 @@
-// Tooltips at points, arrow keys along curves, tables to sort.
+// Tooltips at points, arrow keys along curves.
 // The page is complete without this script, which loads and stores nothing.
 "use strict";
 {
@@ -97,33 +97,6 @@
   document.addEventListener("focusin", event => show(event.target.closest("[data-tip]")));
   document.addEventListener("focusout", () => show(null));
   document.addEventListener("keydown", event => event.key === "Escape" && show(null));
-
-  // --- sorting of tables ----------------------------------------------------------------------------
-  const valueOf = cell => (cell.dataset.value === undefined ? null : cell.tagName === "TD" ? +cell.dataset.value : cell.dataset.value);
-  const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
-
-  const sort = (table, column, descending) => {
-    const body = table.tBodies[0], value = row => valueOf(row.cells[column]);
-    const filled = [...body.rows].filter(row => value(row) !== null);
-    const empty = [...body.rows].filter(row => value(row) === null); // at the end in both orders
-    filled.sort((a, b) => (descending ? -1 : 1) * compare(value(a), value(b)));
-    body.append(...filled, ...empty);
-  };
-
-  for (const table of all(document, "table.sortable")) {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, column) => {
-      const button = make("button", { type: "button" });
-      button.append(...head.childNodes);
-      head.append(button);
-      button.addEventListener("click", () => {
-        const way = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-        for (const cell of heads) cell.removeAttribute("aria-sort");
-        head.setAttribute("aria-sort", way);
-        sort(table, column, way === "descending");
-      });
-    });
-  }
 
   // --- tables that continue to the right fade out there -----------------------------------------------------------
   for (const box of all(document, ".scroll")) {

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
 
 import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.extras.boards.runs import cost_text
+from midlayer_encoders.extras.boards.sweep_board import cost_text
 from midlayer_encoders.files import sealed
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult
@@ -55,8 +52,8 @@ def test_runs_are_ranked_by_their_best_layer_not_their_last(tmp_path: Path) -> N
 def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_path: Path) -> None:
     make_sweep(tmp_path / "a" / "deep", ONE, model="m1")
     make_sweep(tmp_path / "b", ONE, model="m2")
-    for name in ("together", "embeddings"):
-        (tmp_path / "half" / name).mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "midlayer.lock").touch()
     (tmp_path / "notes").mkdir()
     actual = board(tmp_path)
     assert [run.name for run in actual.runs] == ["m1", "m2"]
@@ -86,14 +83,11 @@ def test_what_is_no_finished_sweep_of_scores_is_refused(case: str, message: str,
         board([tmp_path / case])
 
 
-def test_runs_that_share_no_task_or_are_the_same_are_refused(tmp_path: Path) -> None:
+def test_runs_that_share_no_task_are_refused(tmp_path: Path) -> None:
     make_sweep(tmp_path / "one", {"A": [0.1, 0.2]}, model="m1")
     make_sweep(tmp_path / "two", {"B": [0.1, 0.2]}, model="m2")
     with pytest.raises(OptionError, match=r"share none \(m1: A; m2: B\)\. Sweep them on the same tasks"):
         board(tmp_path)
-    make_sweep(tmp_path / "three", {"A": [0.1, 0.2]}, model="m1")
-    with pytest.raises(OptionError, match=r"/one and .*/three both hold m1|/three and .*/one both hold m1"):
-        board([tmp_path / "one", tmp_path / "three"])
     with pytest.raises(OptionError, match="`runs` must hold at least one folder"):
         board([])
     for name, most in (("max_parameters", 0), ("max_milliseconds", -1), ("max_bytes", float("nan"))):
@@ -121,9 +115,8 @@ def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -
     assert actual.lines(actual.runs[0].best)["shell"] == "midlayer export m --layer 2 --recipe one-word --out layer-2"
     assert (actual.chosen().run, actual.chosen().layer) == ("m", 1)
     make_sweep(tmp_path / "plain again", scores["plain"])
-    with pytest.raises(OptionError, match=r"a recipe of a sweep is in its folder recipes/NAME"):
-        board(tmp_path)
-    assert len(board([tmp_path / "both/recipes/one-word", tmp_path / "plain again"]).runs) == 2
+    names = [run.name for run in board([tmp_path / "both", tmp_path / "plain again"]).runs]
+    assert names == ["m with one-word", "m (both)", "m (plain again)"]
 
 
 def test_best_layer_of_a_board_is_that_within_the_budget(tmp_path: Path) -> None:
@@ -156,20 +149,6 @@ def test_encoder_of_a_board_is_that_of_the_best_run(tiny_folder: Callable[[str],
     assert encoder.spec == LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec
 
 
-def test_links_lead_from_the_page_to_each_sweep_s_own_which_is_written_where_it_lacks(tmp_path: Path) -> None:
-    strange = 'javascript:alert(1) "<b>& ü#?%'
-    make_sweep(tmp_path / "runs" / strange, ONE, model="m1")
-    make_sweep(tmp_path / "runs" / "plain", OTHER, model="m2").to_html().write_text("mine")
-    where = board(tmp_path / "runs").to_html(tmp_path / "pages" / "board.html")
-    links = {part.split('"')[0] for part in where.read_text(encoding="utf-8").split('<a href="')[1:]}
-    assert len(links) == 2
-    assert all(link.startswith("./../runs/") for link in links)
-    opened = sorted(Path(os.path.normpath(where.parent / unquote(link))) for link in links)
-    assert opened == sorted((tmp_path / "runs" / name / "report.html").resolve() for name in (strange, "plain"))
-    assert "Every layer of m1" in opened[0].read_text(encoding="utf-8")
-    assert (tmp_path / "runs/plain/report.html").read_text() == "mine"
-
-
 def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> None:
     make_sweep(tmp_path / "new", ONE, model="m1")
     old = make_sweep(
@@ -188,7 +167,7 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
     assert SweepResult.load(tmp_path / "old").notes == old.notes
     actual = board(tmp_path)
     assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in actual.remarks
-    assert "No milliseconds per text recorded for m2: repeat the sweep to add them." in actual.remarks
+    assert "No ms per text recorded for m2: repeat the sweep to add them." in actual.remarks
     assert "No tokens per text recorded for m2: repeat the sweep to add them." in actual.remarks
     assert "No bytes per vector recorded for m2: repeat the sweep to add them." in actual.remarks
     assert actual.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
@@ -202,7 +181,7 @@ def test_baselines_of_any_run_stand_below_the_table(tmp_path: Path) -> None:
     make_sweep(tmp_path / "one", ONE, model="m1", baselines={"TF-IDF": {"STS": 0.55, "Own-0a1b2c3d": 0.1}})
     make_sweep(tmp_path / "two", OTHER, model="m2", baselines={"Other": {"Else": 0.5}})
     page = board(tmp_path).html()
-    assert '<th scope="row">TF-IDF</th><td></td><td>55.0</td>' in page
+    assert '<th scope="row">TF-IDF</th><td></td><td></td><td>55.0</td>' in page
     assert "Other" not in page
     assert board(tmp_path).plot().axes
 
@@ -238,7 +217,6 @@ def test_frame_and_dictionary_hold_every_layer_and_the_best_one(tmp_path: Path) 
         ("two", "m2", 1, 0.0),
     ]
     figure = actual.plot()
-    assert [list(rule.get_xdata()) for rule in artists(figure.axes[0], "rule")] == [[105, 105]]
     assert [level.get_label() for level in artists(figure.axes[0], "level")] == ["TF-IDF 40.0"], "of the first run"
 
 
@@ -251,20 +229,8 @@ def test_tokens_are_those_of_the_shared_tasks_and_on_the_page(tmp_path: Path) ->
     assert actual.to_frame().filter(layer=1)["tokens"].to_list() == [17.5, 30.0]
     assert [run["costs"]["tokens"] for run in actual.to_dict()["runs"]] == [17.5, 30.0]
     page = actual.html()
-    assert all(f'<td data-value="{value}">{value}</td>' in page for value in ("17.5", "30"))
+    assert all(f"<td>{value}</td>" in page for value in ("17.5", "30"))
     assert "17.5 tokens per text" in page
-
-
-def test_page_states_how_and_where_times_were_measured(tmp_path: Path) -> None:
-    timings = {"m1": "on a cpu", "m2": "on a gpu", "m3": "on a cpu"}
-    for model, timing in timings.items():
-        make_sweep(tmp_path / model, {"STS": [0.2, 0.6]}, model=model, how={"weights": model, "time per text": timing})
-    page = board(tmp_path).html()
-    facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    assert facts["Tasks"] == "STS"
-    assert (facts["Time per text, m1, m3"], facts["Time per text, m2"]) == ("on a cpu", "on a gpu")
-    alone = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", board(tmp_path / "m2").html()))
-    assert alone["Time per text"] == "on a gpu"
 
 
 def test_sweeps_are_found_four_folders_deep_and_not_in_hidden_ones(tmp_path: Path) -> None:
@@ -273,17 +239,10 @@ def test_sweeps_are_found_four_folders_deep_and_not_in_hidden_ones(tmp_path: Pat
     assert [run.name for run in board(tmp_path).runs] == ["a/b/c/d"]
 
 
-@pytest.mark.parametrize("name", ["weights", "dtype", "device", "longest text"])
-def test_runs_that_differ_in_what_changes_vectors_or_times_are_distinct(name: str, tmp_path: Path) -> None:
-    for value in "ab":
-        make_sweep(tmp_path / value, {"STS": [0.2, 0.6]}, how={name: value})
-    assert [run.name for run in board(tmp_path).runs] == ["m (a)", "m (b)"]
-
-
 def test_device_of_a_run_without_times_is_not_compared(tmp_path: Path) -> None:
     make_sweep(tmp_path / "timed", {"STS": [0.2, 0.6]}, model="m1")
     make_sweep(tmp_path / "untimed", {"STS": [0.2, 0.6]}, model="m2", seconds={}, timing={}, how={"device": "cuda:0"})
-    assert board(tmp_path).remarks == ("No milliseconds per text recorded for m2: repeat the sweep to add them.",)
+    assert board(tmp_path).remarks == ("No ms per text recorded for m2: repeat the sweep to add them.",)
 
 
 def test_summary_of_a_board_has_intervals_and_a_baseline_that_is_ahead(tmp_path: Path) -> None:

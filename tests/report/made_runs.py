@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.extras.boards.runs import Run
+from midlayer_encoders.extras.boards.sweep_board import Run
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.report.made_frames import rows_frame
@@ -30,14 +30,14 @@ def make_run(
     parameters: Any = None,
     milliseconds: Mapping[int, float] | None = None,
     bytes: int = 0,  # noqa: A002
-    page: str = "",
+    **more: Any,
 ) -> Run:
     """Return a run of a board on its own tasks."""
     seconds = {layer: 0.001 * time for layer, time in (milliseconds or {}).items()}
     costs = {"parameters": parameters or {}, "seconds": seconds, "timing": {"texts": 1}, "dimensions": bytes // 4}
-    notes = Notes("", "m", how={}, **costs)  # type: ignore[arg-type]
+    notes = Notes("", "m", how={}, **costs, **more)  # type: ignore[arg-type]
     result = SweepResult(rows_frame(score_rows(scores)), None, notes)
-    return Run(result, Path("folder"), "plain", name, frozenset((task, "accuracy") for task in scores), page=page)
+    return Run(result, Path("folder"), "plain", name)
 
 
 def make_sweep(
