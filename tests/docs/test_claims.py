@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.docs import (
-    claims_cost,
-    claims_cut,
-    claims_distill,
-    claims_long_run,
-    claims_media,
-    claims_recipes,
-    claims_record,
-    claims_selection,
-    claims_sink,
-    claims_training,
-    claims_tuning,
-)
-from tests.docs.stated import Claim, wrong
+from benchmarks import intervals
+from benchmarks.pretraining import findings, record
+from tests.docs import frames, record_numbers, zoo_numbers
+from tests.docs.stated import Claim, read_claims, wrong
 
+SHARED = vars(intervals) | vars(findings) | vars(record) | vars(record_numbers) | vars(zoo_numbers) | vars(frames)
 CLAIMS = [
     claim
-    for room in (
-        claims_selection,
-        claims_recipes,
-        claims_training,
-        claims_cut,
-        claims_distill,
-        claims_record,
-        claims_sink,
-        claims_long_run,
-        claims_tuning,
-        claims_cost,
-        claims_media,
-    )
-    for claim in room.CLAIMS
+    for path in sorted((Path(__file__).parent / "claims").glob("*.txt"))
+    for claim in read_claims(path, SHARED | vars(import_module(f"tests.docs.numbers_{path.stem}")))
 ]
 
 

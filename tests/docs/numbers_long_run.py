@@ -6,18 +6,15 @@ import json
 
 import numpy as np
 
-from benchmarks.intervals import mean_interval
-from benchmarks.pretraining.findings import RAW, leads, valley
+from benchmarks.pretraining.findings import RAW, valley
 from benchmarks.pretraining.record import RESULTS, TOKENS, read_run
 from tests.docs.record_numbers import depth, over_last, share
-from tests.docs.stated import Claim
 
-PAGE = "docs/training.md"
 NOVELS = 40_836_518  # tokens, that corpus.py prints
 SHOWN = (2048, 4096, 9216)  # steps
 
 
-def _repeated() -> list[float]:
+def repeated_values() -> list[float]:
     """Return the number of losses and of values that a repeated base has, all of them as the base does."""
     base, again = read_run("base"), read_run("base-again")
     assert again.told["losses"] == base.told["losses"]
@@ -27,31 +24,31 @@ def _repeated() -> list[float]:
     return [len(again.told["losses"]), len(same)]
 
 
-def _trained() -> list[float]:
+def training_seconds() -> list[float]:
     told = read_run("base-again").told
     return [told["seconds"], told["seconds"] - sum(told[f"{kind}_seconds"] for kind in ("look", "aside", "stage"))]
 
 
-def _highest(name: str) -> dict[int, float]:
+def highest_by_step(name: str) -> dict[int, float]:
     """Return a metric's highest layer by step."""
     one = read_run("long").metric(name)
     return dict(zip(one.steps, np.nanmax(one.values, axis=1).tolist(), strict=True))
 
 
-def _rate() -> dict[int, float]:
+def sink_rate_by_step() -> dict[int, float]:
     one = read_run("long").metric("attention_sink_rate")
     return dict(zip(one.steps, np.nanmean(one.values, axis=1).tolist(), strict=True))
 
 
-def _depths(texts: str = "probe") -> dict[int, float]:
+def depth_by_step(texts: str = "probe") -> dict[int, float]:
     one = read_run("long").metric(RAW, texts)
     return {step: valley(row).depth for step, row in zip(one.steps, one.values, strict=True)}
 
 
-def _goes_on() -> list[float]:
-    share, state = _highest("first_token_share"), _highest("largest_state")
+def goes_on() -> list[float]:
+    share, state = highest_by_step("first_token_share"), highest_by_step("largest_state")
     top = max(state, key=state.__getitem__)
-    courses = [[one[step] for step in SHOWN] for one in (share, _rate(), _depths())]
+    courses = [[one[step] for step in SHOWN] for one in (share, sink_rate_by_step(), depth_by_step())]
     assert all(course == sorted(course) for course in courses)
     return [
         *(step * TOKENS / 1e6 for step in SHOWN),
@@ -60,9 +57,9 @@ def _goes_on() -> list[float]:
     ]
 
 
-def _without() -> list[float]:
+def without_first_token() -> list[float]:
     """Return since when there is a valley, and its depths without the first token at 134M tokens and at the end."""
-    whole, left = _depths(), _depths("probe-later")
+    whole, left = depth_by_step(), depth_by_step("probe-later")
     none = [step for step in whole if whole[step] <= 0]
     since = min(step for step in whole if step > none[-1])
     assert all(max(left[step], 0) < whole[step] / 2 for step in whole if step >= since)
@@ -70,22 +67,22 @@ def _without() -> list[float]:
     return [since * TOKENS / 1e6, left[2048], left[9216]]
 
 
-def _beside_the_base() -> list[float]:
+def beside_the_base() -> list[float]:
     """Return the share of other text in percent; at 134M tokens the valley is about half and the sink twice the base's."""
     base = read_run("base")
     sink = float(np.nanmean(base.metric("attention_sink_rate").values[-1]))
-    assert 0.4 < _depths()[2048] / valley(base.metric(RAW).values[-1]).depth < 0.6
-    assert 1.8 < _rate()[2048] / sink < 2.2
-    more = _manifest()["totals"]["tokens"]
+    assert 0.4 < depth_by_step()[2048] / valley(base.metric(RAW).values[-1]).depth < 0.6
+    assert 1.8 < sink_rate_by_step()[2048] / sink < 2.2
+    more = manifest()["totals"]["tokens"]
     return [100 * more / (more + NOVELS)]
 
 
-def _manifest() -> dict[str, dict[str, int]]:
+def manifest() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = json.loads((RESULTS / "more_manifest.json").read_text())
     return found
 
 
-def _best() -> list[float]:
+def best_layers() -> list[float]:
     """Return the best layers and since when; each is within one of the layer of lowest entropy, and four others are near."""
     run = read_run("long")
     scores, entropy = run.scores(), run.metric(RAW)
@@ -99,35 +96,35 @@ def _best() -> list[float]:
     return [before, after, min(step for step, layer in best.items() if layer == after) * TOKENS / 1e6]
 
 
-def _by(places: list[int]) -> list[float]:
+def loss_steps(places: list[int]) -> list[float]:
     """Return by how much the mean loss of 64 steps is above that of the 64 before them."""
     losses = np.array(read_run("long").told["losses"])
     return [float(losses[place : place + 64].mean() - losses[place - 64 : place].mean()) for place in places]
 
 
-def _epochs() -> list[int]:
-    return [number * (NOVELS + _manifest()["totals"]["tokens"]) for number in (1, 2, 3, 4)]
+def epochs() -> list[int]:
+    return [number * (NOVELS + manifest()["totals"]["tokens"]) for number in (1, 2, 3, 4)]
 
 
-def _seam() -> list[float]:
+def seam() -> list[float]:
     told = read_run("long").told
     losses, place = np.array(told["losses"]), told["sessions"][0]["to"]
-    starts = [round(tokens / TOKENS) for tokens in _epochs()]
+    starts = [round(tokens / TOKENS) for tokens in epochs()]
     inside = [step for step in range(1000, len(losses) - 64) if min(abs(step - start) for start in starts) > 64]
     return [
         float(losses[place - 64 : place].mean()),
         float(losses[place : place + 64].mean()),
-        float(np.std(_by(inside))),
+        float(np.std(loss_steps(inside))),
     ]
 
 
-def _steps_down() -> list[float]:
+def steps_down() -> list[float]:
     """Return how far the loss falls where a new epoch begins, and the tokens seen there."""
-    falls = [-step for step in _by([round(tokens / TOKENS) for tokens in _epochs()])]
-    return [min(falls), max(falls), *(tokens / 1e6 for tokens in _epochs())]
+    falls = [-step for step in loss_steps([round(tokens / TOKENS) for tokens in epochs()])]
+    return [min(falls), max(falls), *(tokens / 1e6 for tokens in epochs())]
 
 
-def _once_more() -> list[float]:
+def once_more() -> list[float]:
     """Return the losses that a run in one command shares with the paused one, up to the pause, and how others differ."""
     run, again = read_run("long"), read_run("long-again")
     paused = run.told["sessions"][0]["to"]
@@ -137,63 +134,8 @@ def _once_more() -> list[float]:
     return [paused, float(np.abs(losses - others).max()), share(again), depth(again)]
 
 
-def _rounding() -> list[float]:
+def rounding() -> list[float]:
     """Return by how much scores of the two runs differ at the end: at a layer at most, and in the lead over the last."""
     both = [read_run(name) for name in ("long", "long-again")]
     first, second = (run.scores().values[-1] for run in both)
     return [float(np.abs(first - second).max()), abs(over_last(both[0]) - over_last(both[1]))]
-
-
-CLAIMS = [
-    Claim(PAGE, "differ by {} points at most at a layer and by {} in the lead over the last", _rounding),
-    Claim(PAGE, "in three minutes ({} s on one H200, {} of them training, and", _trained),
-    Claim(PAGE, "it gave the same {} losses as the record's base, and at its nine steps the same {} values", _repeated),
-    Claim(
-        PAGE,
-        "After {}M tokens, the first token has {} of the squared norm, and the valley is {} nats deep, {} without it",
-        lambda: [
-            read_run("long").told["tokens"] / 1e6,
-            _highest("first_token_share")[9216],
-            _depths()[9216],
-            _depths("probe-later")[9216],
-        ],
-    ),
-    Claim(
-        PAGE,
-        "the long run, which reads other text, in {} (layers 1 to 10)",
-        lambda: sorted(set(read_run("long").metric("largest_dimension").values[-1][1:11].tolist())),
-    ),
-    Claim(
-        PAGE,
-        "at {}, {} and {}M tokens, the first token has {}, {} and {} of the squared norm at its strongest layer, the sink rate of all heads is {}, {} and {}, and the valley is {}, {} and {} nats deep. The largest state peaks: {} at {}M tokens, {} at the end",
-        _goes_on,
-    ),
-    Claim(
-        PAGE,
-        "from {}M tokens on: without it, there is no valley at 67M tokens, one of {} nats at 134M and of {} at the end",
-        _without,
-    ),
-    Claim(
-        PAGE,
-        "it has half the valley of the same seed's base and twice its sink, but it read other text and its learning rate had hardly decayed. Measurements use novels, but {} % of its training text",
-        _beside_the_base,
-    ),
-    Claim(
-        PAGE,
-        "The paper's metric still shows {} nats",
-        lambda: [valley(read_run("long").metric("prompt_entropy").values[-1]).depth],
-    ),
-    Claim(
-        PAGE,
-        "it leads the last layer by {} points (95 % interval over the six tasks {} to {})",
-        lambda: mean_interval(leads(read_run("long"), over=12)),
-    ),
-    Claim(PAGE, "The best layer is {} at first and {} from {}M tokens on", _best),
-    Claim(PAGE, "before the pause is {} nats, of the 64 after it {}; within an epoch, such means differ by {}", _seam),
-    Claim(
-        PAGE,
-        "has the same {} losses up to the pause of the first, to the four recorded decimals, and differs by {} nats at most afterward. It also ends with a share of {} and a valley of {} nats",
-        _once_more,
-    ),
-    Claim(PAGE, "by {} to {} nats, at {}, {}, {} and {}M tokens, where a new epoch begins", _steps_down),
-]
