@@ -20,6 +20,7 @@ from midlayer_encoders.metrics import (
     make_metrics,
 )
 from midlayer_encoders.metrics.feeding import num_passes
+from tests.metrics import oracles
 from tests.metrics.feeding import corpus, feed
 from tests.metrics.oracles import random_rows
 
@@ -96,18 +97,11 @@ def test_metric_and_function_share_a_name_and_a_module(name: str) -> None:
     assert metric.__module__ == getattr(metrics, name).__module__
 
 
-def rankme_by_definition(rows: torch.Tensor) -> torch.Tensor:
-    """Equations 1 and 2 of Garrido et al. (2023), with their epsilon."""
-    sigma = torch.linalg.svdvals(rows)
-    share = sigma / sigma.abs().sum() + 1e-7
-    return (-(share * share.log()).sum()).exp()
-
-
 @pytest.mark.parametrize(("n", "d"), [(7, 4), (4, 7)])
 def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
     rows = random_rows(n, d)
     rows[:, 0] = rows[:, 1]  # a zero singular value also has a share of epsilon
-    expected = rankme_by_definition(rows)
+    expected = oracles.effective_rank(rows, epsilon=1e-7)  # equations 1 and 2 of Garrido et al. (2023)
     torch.testing.assert_close(effective_rank(rows, epsilon=1e-7), expected, rtol=1e-10, atol=0)
     assert abs(float(effective_rank(rows) - expected)) > 1e-7
     padded, mask = torch.cat([rows, torch.full((3, d), torch.nan)]), torch.arange(n + 3) < n
@@ -116,8 +110,6 @@ def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
     assert isinstance(metric, EffectiveRank)
     metric.update(rows, layer=0)
     torch.testing.assert_close(metric.compute()[0], expected, rtol=1e-10, atol=0)
-    with pytest.raises(OptionError, match="1e-7 for RankMe"):
-        EffectiveRank([0], epsilon=-1.0)
 
 
 def test_exp_lidar_is_the_exponential_of_lidar_for_any_number_of_views() -> None:

@@ -58,13 +58,14 @@ def test_repeated_text_counts_once(name: str) -> None:
     assert torch.equal(value(name, texts, twice)[1:], value(name, texts)[1:])
 
 
-@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap", "uniformity"])
+@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap", "uniformity", "half_match"])
 def test_without_index_texts_are_numbered_in_order(name: str) -> None:
     texts = corpus()
     metric = make(name, range(3))
     for batch in torch.arange(13).split(5):
         for layer in range(3):
-            metric.update(texts.pooled[layer, batch], layer=layer)
+            tokens = (texts.states[layer, batch], texts.mask[batch])
+            metric.update(*(tokens if metric.kind == "tokens" else [texts.pooled[layer, batch]]), layer=layer)
     assert torch.equal(metric.compute()[1:], value(name, texts)[1:])
 
 
