@@ -3,8 +3,6 @@
 Norm weights and biases are perturbed so that a norm applied twice, or not at all, is detected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

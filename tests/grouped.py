@@ -1,7 +1,5 @@
 """``probe``, ``compare``, ``tune`` and ``sweep`` with the fields of their settings as keywords, for shorter tests."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

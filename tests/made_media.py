@@ -1,7 +1,5 @@
 """Synthetic images and audio for tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

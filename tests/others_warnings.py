@@ -1,7 +1,5 @@
 """Known warnings of mteb and its dependencies, listed so that any other warning still fails a test."""
 
-from __future__ import annotations
-
 import pytest
 
 MTEB = [

@@ -1,7 +1,5 @@
 """Reference implementation of pooling, for tests that compare vectors with states."""
 
-from __future__ import annotations
-
 from torch import Tensor, arange
 
 

@@ -1,7 +1,5 @@
 """A progress callback that records the number of steps in each report, and the tokens that reports count."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from midlayer_encoders import LayerEncoder

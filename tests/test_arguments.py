@@ -1,7 +1,5 @@
 """Names that are declared without torch equal those of the functions."""
 
-from __future__ import annotations
-
 from midlayer_encoders import arguments
 from midlayer_encoders.metrics import ALIASES, METRICS
 from midlayer_encoders.models.anatomy import resolve_layer

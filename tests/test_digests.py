@@ -1,7 +1,5 @@
 """Every digest and key changes with each of its parts: a part that is left out would return a stale result."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import os

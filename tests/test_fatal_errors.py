@@ -1,7 +1,5 @@
 """Errors that would also stop the next task come out of every place that catches broad exceptions."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import pickle

@@ -1,7 +1,5 @@
 """``measure`` compared with every metric computed by hand from single-layer encoders: which states, which order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +16,8 @@ from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.text_views import augment, drop_words
 from tests.progress import num_tokens, record_steps
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 DRAW = random.Random(3)
 TEXTS = ["".join(DRAW.choices("abcdefghijklm nopq rst", k=length)).strip() for length in range(8, 50, 2)]
 TEXTS = DRAW.sample([*TEXTS, "ab", "xyz", "Is it?"], 24)  # two too short for halves, one too short for an angle

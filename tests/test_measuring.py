@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -31,8 +28,8 @@ from midlayer_encoders.metrics.text_views import augment, drop_words
 from midlayer_encoders.reading.media_inputs import InputError
 from tests.families import DEPTH
 from tests.progress import num_tokens, record_steps
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 TEXTS = [
     f"{start} and then number {n} {end}" for n in range(6) for start, end in (("first", "fox"), ("a dog", "barks!"))
 ]

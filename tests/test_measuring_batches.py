@@ -1,8 +1,6 @@
 """``measure`` passes every text through the model once, in batches within the budget, in eval mode."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +10,7 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.reading.reader import layer_reader
 from tests.progress import num_tokens, record_steps
 from tests.test_measured_by_hand import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder
 
 
 @contextmanager

@@ -1,10 +1,7 @@
 """Metrics, sweeps and mteb on images and audio."""
 
-from __future__ import annotations
-
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +26,10 @@ from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.others_warnings import MTEB
 from tests.test_measuring import metric_values
-from tests.tiny_folders import save_joint
+from tests.tiny_folders import Folder, save_joint
 
 pytestmark = MTEB
 
-Folder = Callable[[str], str]
 LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper covers 800 samples
 
 

@@ -1,7 +1,5 @@
 """Arguments of the wrong type or without effect are refused before any forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One version everywhere, and the declared Python versions are tested."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

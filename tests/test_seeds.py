@@ -1,7 +1,5 @@
 """Seeds: the same seed repeats bitwise, another changes only what is drawn, and the global generators are unused."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +14,8 @@ from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.selection import Selection, select
 from tests.test_measured_by_hand import TEXTS
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 VIEW_METRICS = {"infonce", "lidar", "dime", "alignment"}
 KINDS = ["ab"[ord(text[0]) % 2] for text in TEXTS]
 

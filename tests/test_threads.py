@@ -1,7 +1,5 @@
 """One model used by eight threads at once: every result is bitwise that of a single thread."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +17,7 @@ from tests.families import tiny
 from tests.grouped import sweep
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tiny_folders import tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder, tokenizer
 
 pytestmark = MTEB
 

@@ -1,7 +1,5 @@
 """Options of an encoder that some functions must ignore: equal frames with and without them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +11,8 @@ import pytest
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.comparing import IntervalSettings, compare
 from midlayer_encoders.extras.probing import ProbeSettings, probe
-from tests.tiny_folders import save_tiny
+from tests.tiny_folders import Folder, save_tiny
 
-Folder = Callable[[str], str]
 TEXTS = [
     f"{start} and then number {n} {end}" for n in range(6) for start, end in (("first", "fox"), ("a dog", "barks!"))
 ]

@@ -1,7 +1,5 @@
 """Test cases of which only some run every time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

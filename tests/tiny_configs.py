@@ -4,8 +4,6 @@ Stacks stay heterogeneous: if a config lists a kind for each block, every kind i
 random, so that a missed norm or an off-by-one index is detected.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

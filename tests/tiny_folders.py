@@ -1,13 +1,14 @@
 """Folders with a tiny model and its processor, as users have them on disk."""
 
-from __future__ import annotations
-
 import string
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.families import FAMILIES, VOCAB, tiny, tiny_joint
 
+Folder = Callable[[str], str]
+"""From the name of a family to the folder of its tiny model: the fixture ``tiny_folder``."""
 TEXTS = [
     "the cat sat on the mat",
     "a cat is sitting on a mat",

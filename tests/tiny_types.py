@@ -1,7 +1,5 @@
 """A tiny model of every type that transformers registers, saved to a folder with a processor, and inputs for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

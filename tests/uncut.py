@@ -3,8 +3,6 @@
 A layer with the final norm is the model's own output when every block after that layer returns its input.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tests of benchmarks: what a ``main`` sets for its process is put back after a test that calls it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark that says where a run is equal with and without the callback, at toy size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

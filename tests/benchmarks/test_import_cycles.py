@@ -1,7 +1,5 @@
 """No module of `benchmarks/` imports itself through others."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path

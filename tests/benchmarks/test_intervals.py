@@ -1,7 +1,5 @@
 """The interval of a mean against scipy's one-sample t test."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp

@@ -1,7 +1,5 @@
 """The planted mistakes still apply: the code that each one replaces is there, once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The training record's own parts: the variants, the order of the data, when it is measured, and how the tasks are read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

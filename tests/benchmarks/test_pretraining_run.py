@@ -1,7 +1,5 @@
 """A whole run of the record at toy size: what it writes, and that measuring it changes nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

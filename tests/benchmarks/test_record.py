@@ -1,7 +1,5 @@
 """The numbers of the training record, from frames made here whose answers are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The replay of the paper's own tables; skipped if they are absent."""
 
-from __future__ import annotations
-
 import lzma
 from pathlib import Path
 

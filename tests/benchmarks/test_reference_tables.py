@@ -1,7 +1,5 @@
 """The paper's tables row by row, compared with the raw files and with small tables."""
 
-from __future__ import annotations
-
 import csv
 import io
 import lzma

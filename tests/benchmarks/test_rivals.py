@@ -1,7 +1,5 @@
 """Methods without training, against slow computations of one text at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

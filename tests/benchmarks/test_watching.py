@@ -1,7 +1,5 @@
 """What the record measures beside the callback, against the same numbers made from the states of hooks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

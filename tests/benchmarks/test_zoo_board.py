@@ -1,7 +1,5 @@
 """The board of docs/board.md: its parameters against transformers' own models, and its page against the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Boards from folders of sweeps: what is compared, what is left out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

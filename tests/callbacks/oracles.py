@@ -1,7 +1,5 @@
 """The weights of a run at each step and their metrics by `measure`: reference values for the callbacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls after training, or instead of it, keep the history of the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

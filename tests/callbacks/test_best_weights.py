@@ -1,7 +1,5 @@
 """Runs that end with the best weights instead of the last: each measurement has the step of its weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars

@@ -1,7 +1,5 @@
 """The warning that texts move to one point: its rule on made-up runs, and real runs with and without negatives."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

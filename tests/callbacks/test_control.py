@@ -1,7 +1,5 @@
 """A warning of a callback never cancels what another callback has decided."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Two gloo processes that train together log the same values as one process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

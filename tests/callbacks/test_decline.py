@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from midlayer_encoders.callbacks._decline import describe_collapse, describe_decline
 

@@ -1,7 +1,5 @@
 """Each setting of a history alone decides whether a resumed run may continue it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measurements whose metrics a thread computes while training continues, as on a GPU."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Lightning callbacks log correct values and do not change the run."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A measurement leaves everything it could touch in a model and a process unchanged after each step."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run resumed with other settings begins a new history: no history has values measured with different settings."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Iterator

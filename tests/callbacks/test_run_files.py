@@ -1,7 +1,5 @@
 """The steps at which a run is measured, also with accumulation, and the contents of its logs, file and figures."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import threading

@@ -1,7 +1,5 @@
 """The arguments of the callbacks, their defaults, and invalid values."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from types import SimpleNamespace

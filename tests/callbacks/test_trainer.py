@@ -1,7 +1,5 @@
 """The callbacks of Hugging Face trainers log correct values and do not change the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

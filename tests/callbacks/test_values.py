@@ -1,7 +1,5 @@
 """The values that callbacks store and log at each step match `measure` on the weights of that step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

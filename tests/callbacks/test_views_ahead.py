@@ -1,7 +1,5 @@
 """Views that a thread makes between the construction of a callback and its first run."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

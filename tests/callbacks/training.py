@@ -1,7 +1,5 @@
 """Small runs shared by the callback tests, and everything about a run that must not change."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run commands in this process and parse their output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

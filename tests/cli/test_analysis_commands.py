@@ -1,10 +1,7 @@
 """Every option of ``compare``, ``progression`` and ``probe`` reaches the analysis behind it."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,8 @@ from midlayer_encoders.extras import probing
 from midlayer_encoders.extras.probing import token_states as tokens
 from tests.cli.calls import check_every_option, run, tables
 from tests.grouped import compare, probe
-from tests.tiny_folders import TEXTS, save_tiny
+from tests.tiny_folders import TEXTS, Folder, save_tiny
 
-Folder = Callable[[str], str]
 ROWS = [{"body": f"{text} {number}", "title": f"{number} {text.upper()}"} for number in range(3) for text in TEXTS[:5]]
 
 

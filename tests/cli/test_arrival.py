@@ -1,7 +1,5 @@
 """Every option of every command arrives at the function that the command calls."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

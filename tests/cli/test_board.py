@@ -1,7 +1,5 @@
 """``midlayer board``: the table, the page, JSON, and the encoder for a budget."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app, main
 from midlayer_encoders.comparing import ProgressionResult
 from midlayer_encoders.sweeping import SweepResult
-from tests.tiny_folders import TEXTS, save_tiny
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, save_tiny
 
 
 def test_export_saves_the_encoder(tiny_folder: Folder, tmp_path: Path) -> None:

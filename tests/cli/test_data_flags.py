@@ -1,7 +1,5 @@
 """Flags that name columns: every command that reads tables has them, and the advice of errors works."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

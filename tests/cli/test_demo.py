@@ -1,7 +1,5 @@
 """``midlayer demo``: what it prints is what the sweep and the encoders give, on one screen."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,10 +1,7 @@
 """``midlayer embed`` equals the Python call, and refuses invalid arguments."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from tests.cli.calls import run
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Failures outside the package are one line and an exit code: folders, links, disks, devices, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -16,9 +14,8 @@ from midlayer_encoders.errors import DeviceError
 from midlayer_encoders.files import folder_lock
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

@@ -1,7 +1,5 @@
 """Help, examples, shell completion, the version, and errors of the command line."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shlex

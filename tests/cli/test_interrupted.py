@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM during a sweep in a separate process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,11 +1,8 @@
 """``--json`` prints one JSON object; tables fit 80 columns."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,8 @@ from midlayer_encoders.cli._output import print_table, to_json
 from midlayer_encoders.sweeping import SweepResult
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

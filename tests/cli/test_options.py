@@ -1,10 +1,8 @@
 """Every option of the commands reaches its function: the files equal those of the Python call."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,8 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, option_flags, run, tables
 from tests.families import tiny
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 LINES = [
     *TEXTS[:5],
     *(f"{text}, they say" for text in TEXTS[:5]),

@@ -1,8 +1,5 @@
 """Your own data as ``--texts``."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,8 @@ from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.tasks.rows import SENTENCES, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

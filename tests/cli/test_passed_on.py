@@ -1,7 +1,5 @@
 """Every flag of the long commands is passed on; the calls are recorded, because each takes minutes."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

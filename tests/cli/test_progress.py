@@ -1,7 +1,5 @@
 """Progress of a command: lines, bars, or nothing; always on standard error."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,10 +1,7 @@
 """A flag that would have no effect is refused, never ignored."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,7 @@ from midlayer_encoders import compare, progression
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import MidlayerError, OptionError
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 WITHOUT_EFFECT = {
     "probe --data . --pooling last": "`--pooling` must be left out with `--kind attentive`, which pools the tokens by",

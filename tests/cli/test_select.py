@@ -1,7 +1,5 @@
 """``midlayer select`` from a shell."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -1,13 +1,11 @@
 """``midlayer sweep``, ``report`` and ``cache``: options reach the sweep, tables print the frame."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,7 @@ from midlayer_encoders.sweeping.request import Sweep
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.store.listing import list_stores
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Printed tables fit the terminal without splitting words, and show without colors what is dim."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

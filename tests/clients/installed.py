@@ -1,7 +1,5 @@
 """The packages of the extra `clients`, where they are installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

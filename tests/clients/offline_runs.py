@@ -1,7 +1,5 @@
 """What W&B and MLflow keep of a run on disk, read back."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator

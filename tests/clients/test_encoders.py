@@ -1,7 +1,5 @@
 """Libraries that take a SentenceTransformer get the layer's vectors, from an encoder and from an exported folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """W&B (offline) and MLflow (files) get every value at its step from both kinds of trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

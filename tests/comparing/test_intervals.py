@@ -1,7 +1,5 @@
 """The numbers of `compare` and `correlate`, and their intervals, worked out again with numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist

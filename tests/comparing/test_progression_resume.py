@@ -1,7 +1,5 @@
 """Files that a progression saves in its folder, and when they are reused."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from pathlib import Path

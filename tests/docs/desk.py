@@ -1,7 +1,5 @@
 """What a reader of the pages has on the desk: the files that commands name, and tiny models in the place of real ones."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

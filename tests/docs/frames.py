@@ -1,7 +1,5 @@
 """The committed frames that pages quote, read once."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What pages say of time, memory and equality of runs, and the tables of benchmarks that say it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What pages say of models that were cut, tuned, exported or measured, and the frames that say it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import polars as pl

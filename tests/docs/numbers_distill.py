@@ -1,7 +1,5 @@
 """What pages say of distilled models, and the frame that says it."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from tests.docs.frames import table

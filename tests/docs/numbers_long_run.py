@@ -1,7 +1,5 @@
 """What the page of the training record says of the long run and of the base that was repeated, and the frames that say it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What pages say of words and voices in Whisper, and of antibodies, and the frames that say it."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.frames import Curve, best, last, table

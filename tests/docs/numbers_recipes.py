@@ -1,7 +1,5 @@
 """What pages say of recipes, and the frames that say it."""
 
-from __future__ import annotations
-
 import re
 
 from benchmarks.intervals import mean_interval

@@ -1,7 +1,5 @@
 """What the page of the training record says, and the frames that say it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache, partial

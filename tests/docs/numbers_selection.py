@@ -1,7 +1,5 @@
 """What pages say of layers and rules, and the frames that say it."""
 
-from __future__ import annotations
-
 from benchmarks.intervals import mean_interval
 from midlayer_encoders.selection import RULES
 from tests.docs.frames import mean_regret, metric, outside, regret, selection_table, table

@@ -1,7 +1,5 @@
 """What the page of the training record says of the runs with less of a sink, and the frames that say it."""
 
-from __future__ import annotations
-
 from benchmarks.pretraining.findings import event_layer
 from benchmarks.pretraining.record import read_run, seeds
 from tests.docs.record_numbers import at_layer, dimension, ends, highest, mean_rate, share, takes

@@ -1,7 +1,5 @@
 """What pages say of models that were trained or probed here, and the frames that say it."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from benchmarks.intervals import mean_interval

@@ -1,7 +1,5 @@
 """What the pages say of the two fine-tunings of the long run, and the frames that say it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Commands and Python as pages print them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

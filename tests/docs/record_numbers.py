@@ -1,7 +1,5 @@
 """Numbers of the training record's runs that its pages state."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Scripts and printed lines run as a reader runs them: in a process and a folder of their own, offline."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

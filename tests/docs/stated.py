@@ -4,8 +4,6 @@ A claim, in ``claims/``, is a few words of a page with ``{}`` where each number 
 for in the page (spaces and line breaks are alike), and every number must be the frames' to as many digits as the page prints.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

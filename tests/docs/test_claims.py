@@ -1,7 +1,5 @@
 """Every number that a page puts first is read out of the page and computed again from the committed frames."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

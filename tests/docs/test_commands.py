@@ -1,7 +1,5 @@
 """Every command that a page prints is run as printed, on tiny models and made-up files, or listed here with the reason why not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebook of the first steps runs from top to bottom, and is committed without outputs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

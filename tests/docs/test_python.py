@@ -1,7 +1,5 @@
 """Every block of Python in a page compiles, and runs with the names that a reader has by then, or is listed with the reason."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import traceback

@@ -1,7 +1,5 @@
 """What README's first example prints."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables in pages, against the functions that print them from the committed frames."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers of the zoo, which several pages state: causal models are 0 SmolLM2-135M, 1 Gemma-3-270M, 2 TinyStories-15M."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from benchmarks.intervals import mean_interval

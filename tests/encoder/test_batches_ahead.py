@@ -1,9 +1,6 @@
 """``encode`` prepares batches ahead of time: the vectors are the same, and no thread is left afterwards."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import encoding
 from midlayer_encoders.encoder.encoding import preparing_ahead
 from midlayer_encoders.reading.batches import TextInputs
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 TEXTS = ["a text" + " longer" * (number % 5) + f" {number}" for number in range(23)]
 
 

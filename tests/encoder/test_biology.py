@@ -1,7 +1,5 @@
 """Models of proteins and DNA: every layer of ESM-2, ESM-C and k-mer models without special tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

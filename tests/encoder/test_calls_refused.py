@@ -1,9 +1,6 @@
 """Invalid lengths, devices, batch sizes and processors raise this package's errors, however they are passed."""
 
-from __future__ import annotations
-
 import string
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,7 @@ from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import DeviceError, OptionError
 from tests.families import VOCAB, tiny
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, processor, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, processor, tokenizer
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -1,9 +1,6 @@
 """``LayerEncoder(model, "auto", texts=…)`` and ``center=``: the selected layer and the mean are saved in a plain folder."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +17,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import dataset_entropy
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.test_select import KINDS, TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder
 
 
 def test_rule_selects_the_layer_and_the_selection_is_kept(tiny_folder: Folder, tmp_path: Path) -> None:

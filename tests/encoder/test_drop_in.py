@@ -1,10 +1,7 @@
 """LayerEncoder takes the keywords and calls of SentenceTransformer, with their meaning."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,7 @@ from sentence_transformers import SentenceTransformer, SimilarityFunction
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, python_line, shell_line
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 def both(folder: str, **keywords: Any) -> tuple[LayerEncoder, SentenceTransformer]:

@@ -1,8 +1,5 @@
 """Every layer from one pass, compared with an encoder cut at each layer."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,7 @@ import torch
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import TEXTS, save_joint
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, save_joint
 
 
 @pytest.mark.parametrize(

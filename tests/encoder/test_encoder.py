@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +21,8 @@ from midlayer_encoders.errors import (
 from midlayer_encoders.models.anatomy import find_anatomy
 from tests.families import DEPTH, FAMILIES, tiny
 from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, save_tiny, tokenizer
+from tests.tiny_folders import TEXTS, Folder, save_tiny, tokenizer
 
-Folder = Callable[[str], str]
 TEXT_FAMILIES = [name for name, family in FAMILIES.items() if family.modality == "text"]
 
 

@@ -1,7 +1,5 @@
 """The encoder of an encoder-decoder model, saved to a plain folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

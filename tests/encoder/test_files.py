@@ -1,12 +1,9 @@
 """Where a model comes from: a revision on the hub or a module in memory; and encoders that are pickled."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError, NotFiniteError, OptionError
 from tests.families import tiny
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, processor, save_tiny, tokenizer
-
-Folder = Callable[[str], str]
-
+from tests.tiny_folders import TEXTS, Folder, processor, save_tiny, tokenizer
 
 # --- revisions -------------------------------------------------------------------------------------------------------
 

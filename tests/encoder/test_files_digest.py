@@ -1,7 +1,5 @@
 """A change of any file or setting of a folder changes the digest of its encoder, or leaves its vectors bitwise equal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -3,12 +3,9 @@
 The hub is the only part that a test cannot run, so ``HfApi`` is mocked.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,7 @@ import pytest
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
 
 from midlayer_encoders import LayerEncoder
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Inputs of ``encode``: accepted, or refused with their position in the list."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,8 @@ import torch
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.tiny_folders import TEXTS, save_joint
+from tests.tiny_folders import TEXTS, Folder, save_joint
 
-Folder = Callable[[str], str]
 HALF = "cut in two: \ud83d"
 
 

@@ -1,12 +1,9 @@
 """Joint models: a layer for each tower with the original heads after it, or one tower alone."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,7 @@ from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from tests.families import JOINT, tiny_joint
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, joint_image_processor, save_joint, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, joint_image_processor, save_joint, tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Each option of an encoder and each part of its processor, changed alone, gives another digest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -15,9 +13,7 @@ from torch import nn
 from midlayer_encoders import EncoderOptions, LayerEncoder
 from midlayer_encoders.encoder import spec as specs
 from midlayer_encoders.encoder.description import Description
-from tests.tiny_folders import TEXTS, joint_image_processor, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, joint_image_processor, tokenizer
 
 #: Option, its other value, and the options that both encoders have.
 CHANGES: list[tuple[str, Any, dict[str, Any]]] = [

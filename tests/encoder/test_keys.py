@@ -1,7 +1,5 @@
 """The digest of an encoder changes with everything that changes its vectors, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -27,9 +25,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import spec as specs
 from midlayer_encoders.encoder.description import Description
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, save_joint, save_tiny
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, save_joint, save_tiny
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -1,11 +1,8 @@
 """Printed code recreates the encoder: executed as printed, over a grid of options, it gives the same vectors."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.cli.select import encoder_lines
 from midlayer_encoders.encoder.options import python_line, shell_line
 from midlayer_encoders.extras.export import serving_line
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 GRID: list[dict[str, Any]] = [
     {},

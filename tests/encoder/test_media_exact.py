@@ -1,9 +1,6 @@
 """Images and audio end to end, compared with the family's own processor and hooks: channels, rates, masks, patch order."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,7 @@ from tests.families import tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
 from tests.models.test_cut import expected_states
 from tests.pooled import pooled
-from tests.tiny_folders import processor, save_tiny
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder, processor, save_tiny
 
 
 def means_by_hand(name: str, items: list[Any]) -> np.ndarray:

@@ -1,7 +1,5 @@
 """``LayerEncoder.from_module``: modules whose layers depend on the number of their blocks, and padded batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

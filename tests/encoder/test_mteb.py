@@ -1,7 +1,5 @@
 """A LayerEncoder in mteb: it runs, and no two encoders share a result file."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
@@ -16,9 +14,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 pytestmark = MTEB
 

@@ -1,9 +1,6 @@
 """LayerEncoder for images and audio: exact layers in every family, batches, export, and user errors."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,8 @@ from tests.families import DEPTH, FAMILIES, tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS
 from tests.models.test_cut import expected_states
 from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, processor
+from tests.tiny_folders import TEXTS, Folder, processor
 
-Folder = Callable[[str], str]
 IMAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("image", "pixels")]
 AUDIO_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("audio", "mel")]
 

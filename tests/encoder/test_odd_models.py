@@ -1,8 +1,5 @@
 """Unusual tokenizers, modules and weights."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,7 @@ from tokenizers import Tokenizer, models
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import saving
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from tests.tiny_folders import TEXTS, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, tokenizer
 
 
 def llama(vocab_size: int) -> tf.LlamaModel:

@@ -1,7 +1,5 @@
 """Every option of LayerEncoder: its effect, computed independently, and whether it changes the spec."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path

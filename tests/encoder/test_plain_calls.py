@@ -1,7 +1,5 @@
 """Every form of a call returns the same as a plain SentenceTransformer over the same modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from tests.families import tiny
-from tests.tiny_folders import TEXTS, save_joint, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, save_joint, tokenizer
 
 _PROMPTS = {"query": "find: ", "document": "text: "}
 OPTIONS: list[dict[str, Any]] = [

@@ -1,7 +1,5 @@
 """Encoders with a recipe: vectors computed by hand from the same tokens, all layers at once, and plain folders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import Recipe
 from tests.families import DEPTH, tiny
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.tiny_folders import TEXTS, Folder, tokenizer
 
-Folder = Callable[[str], str]
 ASK = 'say "{text}" in one word:"'
 TWICE = 'say "{text}" again: "{text}"'
 SAMPLE = [f"{text} {number}" for number in range(4) for text in TEXTS]

@@ -1,9 +1,6 @@
 """4- and 8-bit weights of bitsandbytes: the option, and every layer compared with the uncut quantized model."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +20,8 @@ from midlayer_encoders.models import load
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from tests.families import VOCAB
 from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.tiny_folders import TEXTS, Folder, tokenizer
 
-Folder = Callable[[str], str]
 DEPTH = 3
 NEEDED = "pip install 'midlayer-encoders[quantization]'"
 

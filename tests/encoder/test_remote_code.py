@@ -1,7 +1,5 @@
 """Folders with their own code (``trust_remote_code``), whose layers may depend on the number of blocks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sentence-transformers folder keeps its modules and settings: exactly at the last layer, adapted before it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +25,10 @@ from midlayer_encoders import LayerEncoder, embed, measure, select_layer, sweep
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.encoder.test_mteb import sts_task
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.tiny_folders import TEXTS, Folder, tokenizer
 
 pytestmark = MTEB
 
-Folder = Callable[[str], str]
 WIDTH = 32
 STACKS: dict[str, Callable[[], list[Any]]] = {
     "cls": lambda: [Pooling(WIDTH, "cls")],

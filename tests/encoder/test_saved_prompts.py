@@ -1,7 +1,5 @@
 """Saved prompts are prepended as SentenceTransformer does, unless other prompts or a template are passed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +15,8 @@ from midlayer_encoders.encoder.options import EncoderOptions, shell_line
 from midlayer_encoders.encoder.saved_folder import load_saved_folder
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from midlayer_encoders.models.hub import Location
-from tests.tiny_folders import TEXTS, save_tiny
+from tests.tiny_folders import TEXTS, Folder, save_tiny
 
-Folder = Callable[[str], str]
 PROMPTS = {"query": "find: ", "document": "a text: ", "STS": "alike? "}
 TEMPLATE = 'say "{text}":'
 QUERIES = Recipe(name="queries", template={"query": "Ask: {text}", "text": "Say: {text}"}, pooling="last")

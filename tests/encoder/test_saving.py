@@ -1,9 +1,6 @@
 """A saved folder is complete, unchanged, or refuses to load; a full disk and a file in its place raise errors."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError, FolderError, OptionError
-from tests.tiny_folders import TEXTS, save_tiny
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, save_tiny
 
 
 def encode_with(folder: Path) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Private parts of torch that the package uses: each test fails when a release renames or changes one."""
 
-from __future__ import annotations
-
 import copy
 from unittest import mock
 

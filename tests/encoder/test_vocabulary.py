@@ -1,11 +1,8 @@
 """Folders without a vocabulary, texts of unknown tokens, and configs that count too many blocks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +13,7 @@ from tokenizers.models import WordLevel
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError
 from tests.families import tiny
-from tests.tiny_folders import TEXTS, tokenizer
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder, tokenizer
 
 
 @pytest.mark.parametrize("family", ["BERT", "GPT2", "OPT", "T5"])

@@ -1,7 +1,5 @@
 """The numbers in the warnings of an encoder, recomputed by hand, and the inputs that just miss a warning."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,17 +1,13 @@
 """The digest of an encoder's weights changes with any element."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.weights_digest import weights_digest
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 

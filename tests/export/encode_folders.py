@@ -1,7 +1,5 @@
 """A script that any release of sentence-transformers runs: folders and texts in, vectors or errors out, as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 

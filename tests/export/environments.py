@@ -1,7 +1,5 @@
 """Create environments with other releases, which share the torch of this one."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

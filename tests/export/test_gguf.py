@@ -1,8 +1,5 @@
 """A cut GGUF file keeps every bit, and files that llama.cpp would run differently are refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,9 @@ from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export.llama_cpp import cut_gguf
 from midlayer_encoders.models.hub import Location
 from tests.export.tiny_gguf import DEPTH, save_gguf
+from tests.tiny_folders import Folder
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
-
-Folder = Callable[[str], str]
 
 
 def fields(reader: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """transformers reads exported GGUF weights unchanged, and unsupported models are refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -28,8 +26,6 @@ from tests.models.test_gguf_models import FILES
 from tests.tiny_folders import TEXTS
 
 reading = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
-
-Folder = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Graphs in onnxruntime, and in OpenVINO, which reads the same files."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -21,10 +19,9 @@ from midlayer_encoders.extras.export._comparison import relative_error, sample_i
 from midlayer_encoders.models.hub import package_folder
 from tests.cli.calls import run
 from tests.recipes.test_word_echo import save_causal
-from tests.tiny_folders import TEXTS, save_joint
+from tests.tiny_folders import TEXTS, Folder, save_joint
 
 pytestmark = pytest.mark.extras
-Folder = Callable[[str], str]
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))

@@ -1,7 +1,5 @@
 """GGUF files in llama.cpp."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exported folders in other releases of sentence-transformers and transformers, each in a separate environment."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

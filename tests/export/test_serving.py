@@ -1,10 +1,7 @@
 """Folders for vLLM. ``tests/export/test_vllm.py`` runs vLLM."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,10 +20,8 @@ from midlayer_encoders.errors import CutError
 from midlayer_encoders.extras.export import export_for, serving_line
 from midlayer_encoders.extras.export._engines import engine_vectors
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tiny_folders import tokenizer as tiny_tokenizer
-
-Folder = Callable[[str], str]
 
 LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
 CENTERED: Any = {"recipe": "one-word", "center": LIKE, "normalize": True}

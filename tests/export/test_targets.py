@@ -1,9 +1,6 @@
 """``export_for``: arguments that it refuses, and the comparison of vectors."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export._comparison import cosine, relative_error
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture(scope="module")

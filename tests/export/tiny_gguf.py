@@ -1,7 +1,5 @@
 """Write small GGUF files of the architectures that can be cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

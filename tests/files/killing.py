@@ -4,8 +4,6 @@
 ``sweep:5`` takes every fifth point of one, ``sweep:5:2`` every fifth from the second on.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Scenarios to kill: each writes to a folder, can run again in it, and returns its results."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Files are complete or absent, never written through a link, and rebuilt if they cannot be read."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Kills and full disks after every call that changes a file: nothing is lost, nothing stays stuck (tests/files/killing.py)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The interval of a gain: the central 95 % of the paired differences, averaged over tasks."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files as people, and their bugs, leave them: every one is a function of the generator alone."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

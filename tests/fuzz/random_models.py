@@ -4,8 +4,6 @@ The expected vectors come from plain transformers and NumPy: the uncut model run
 padding, its hidden states or hooks on its blocks give the layer, and the pooling is written out below.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Seeded cases run one by one: each must end, in time, with a result without NaN or with an error of ours."""
 
-from __future__ import annotations
-
 import signal
 import traceback
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Commands with any flags and files: they end, with an exit code, or with an error of ours, and print no NaN."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -18,8 +16,7 @@ from midlayer_encoders.errors import MidlayerError
 from tests.fuzz.files import damaged, table, write
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import text
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder
 
 LINES = [f"text {number} about {word}" for number in range(5) for word in ("cats", "dogs", "trains", "ships")]
 WORDS = ("0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "1e999", "9" * 30, "all", "paper", "none", "curvature", "auto", "last", "",

@@ -1,7 +1,5 @@
 """``encode`` of anything: a finite vector for each input, or an error of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -13,9 +11,7 @@ import torch
 from midlayer_encoders import LayerEncoder
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import audio, image, one_of, several, strange, text
-from tests.tiny_folders import save_joint
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder, save_joint
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Every format that is read, whole and damaged: what it holds, or an error of ours that names the file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +19,8 @@ from midlayer_encoders.validation import lone_surrogate
 from tests.fuzz.files import damaged, picture, table, waveform, write
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import text
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 Read = Callable[[], Any]
 
 

@@ -1,7 +1,5 @@
 """Every option with values of every type: a result without NaN, or an error of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,8 +13,7 @@ from midlayer_encoders.encoder.options import EncoderOptions, make_options, opti
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import number, one_of, several, strange, text
 from tests.grouped import compare, probe, sweep
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder
 
 TEXTS = [f"text {number} about {word}" for number in range(5) for word in ("cats", "dogs", "trains", "ships")]
 LABELS = ["animal", "animal", "thing", "thing"] * 5

@@ -1,7 +1,5 @@
 """Random models give the vectors of the uncut model, or a clear error; ``python -m benchmarks.quality.fuzz`` runs 20,000."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

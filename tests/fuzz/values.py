@@ -1,7 +1,5 @@
 """Values as people, and their bugs, hand them over: every one is a function of the generator alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import date

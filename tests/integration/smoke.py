@@ -1,7 +1,5 @@
 """What an installed wheel must do, run by the Python of its environment, outside the source tree: MODEL OUT."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The sdist and the wheel of ``make dist``: what they hold, and the wheel in clean environments of several Pythons."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The NumPy stand-in for pytrec_eval against the definitions, and against the real package where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import random

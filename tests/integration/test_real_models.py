@@ -1,7 +1,5 @@
 """Real weights on real data: what the package gives is what was measured by other means."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The setup script that every `make` command runs first: each failure is one line with the cure."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A newcomer's walk: the wheel in an environment of its own, an empty folder, and docs/start.md word for word."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

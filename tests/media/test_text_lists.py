@@ -1,7 +1,5 @@
 """Real-world text files: encodings, line ends, blank lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Literal definitions in float64, by the name of each metric: one prompt, one pair, one number at a time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

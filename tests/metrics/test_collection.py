@@ -1,7 +1,5 @@
 """Metrics in one torchmetrics collection with compute groups give the same as each metric alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

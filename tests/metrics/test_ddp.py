@@ -1,7 +1,5 @@
 """Two processes that share the texts give the same as one process with all texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

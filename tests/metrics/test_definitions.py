@@ -1,7 +1,5 @@
 """Every metric: function and class match the definition for every option, known values, and what does not matter."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Metrics that lack texts: left out of a group, but not silently if they were named or if nothing is left."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

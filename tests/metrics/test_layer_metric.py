@@ -1,7 +1,5 @@
 """Requirements on every metric of the registry."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of metrics: one for each, aliases from other papers, and names of the last release."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory of metrics of pooled rows is bounded."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The capped sample is the same for any order, batch split and sharding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Texts that are computed together with those of later layers, as on a GPU, are included in every sum."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 

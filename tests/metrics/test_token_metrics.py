@@ -1,7 +1,5 @@
 """Metrics of tokens: which tokens and texts count, and texts that are computed together with later layers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

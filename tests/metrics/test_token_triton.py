@@ -1,7 +1,5 @@
 """The Triton kernels compared with the plain method: on a GPU, or with `TRITON_INTERPRET=1` in Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 import os
 

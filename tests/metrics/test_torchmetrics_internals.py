@@ -1,7 +1,5 @@
 """Private parts of torchmetrics that `LayerMetric` uses: each test fails when a release renames or changes one."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Refused wrappers of torchmetrics, the old order of arguments, and refused types."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running

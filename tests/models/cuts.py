@@ -1,7 +1,5 @@
 """Load a model and complete its cut, as an encoder does once it has observed the model's blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

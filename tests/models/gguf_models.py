@@ -1,7 +1,5 @@
 """Write tiny random models as GGUF files, field by field and tensor by tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 llama.cpp adds and parses special tokens, as in its embeddings.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

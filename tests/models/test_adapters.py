@@ -1,7 +1,5 @@
 """PEFT adapters, including those of a model with a head, are merged completely or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

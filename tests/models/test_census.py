@@ -1,7 +1,5 @@
 """A sample of the census (``benchmarks/quality/census.py``): a few model types for each kind of error that a cut can make."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

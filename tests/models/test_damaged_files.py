@@ -1,7 +1,5 @@
 """Damaged and hostile folders are refused with the cause, and nothing outside of them is read or run."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Config and tokenizer of a GGUF file are cached once, its weights are expanded at each load, kept blocks only."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Vectors of GGUF files equal those of llama.cpp, whatever their fields and tensors are; other files are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +377,9 @@ def test_path_of_a_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert encoder.spec == expected.spec
     with pytest.raises(ModelNotFoundError, match=r"There is no file 'other\.gguf'\. GGUF files there: tiny\.gguf"):
         LayerEncoder("./other.gguf", 2)
-    with pytest.raises(OptionError, match=r"`gguf_file` must be None for 'tiny\.gguf', which has its own, but got 'other\.gguf'"):
+    with pytest.raises(
+        OptionError, match=r"`gguf_file` must be None for 'tiny\.gguf', which has its own, but got 'other\.gguf'"
+    ):
         LayerEncoder("tiny.gguf", 2, gguf_file="other.gguf")
     with pytest.raises(ModelNotFoundError, match=r"but '\.' does not: .* Pass 'tiny\.gguf'\.$"):
         LayerEncoder(".", 2)

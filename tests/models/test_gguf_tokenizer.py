@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files have llama.cpp's ids; kinds and rules that are not supported are refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

@@ -1,7 +1,5 @@
 """Files that lack weights: an encoder is refused unless the missing weights do not affect its states."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

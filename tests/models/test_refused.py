@@ -1,7 +1,5 @@
 """Models whose cut would give other states than the full model: each is refused, or not cut, at construction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,7 @@ from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
 from midlayer_encoders.models import load
 from tests.models.cuts import load_and_cut
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
-
+from tests.tiny_folders import TEXTS, Folder
 
 # --- operations after the last block ---------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """Models loaded in several threads at once: each gets its own layer, and transformers and torch stay unchanged."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

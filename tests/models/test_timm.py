@@ -1,7 +1,5 @@
 """timm models in their hub format: timm's own settings and weight names, loaded through transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

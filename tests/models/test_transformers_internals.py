@@ -1,7 +1,5 @@
 """Assumptions of `models/transformers_internals.py` about transformers: each test fails when a release changes one."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,14 +1,11 @@
 """``python -m benchmarks.paper``: its options, examples and errors."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +21,8 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.tasks.table_files import Columns
 from tests.cli.test_data_flags import FLAG, messages
 from tests.report.made_frames import scores_frame
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 COMMAND = typer.main.get_command(app)
 
 

@@ -1,7 +1,5 @@
 """Sentences about a model beside the paper's claims, for frames whose numbers are easy to verify."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

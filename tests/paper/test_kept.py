@@ -1,7 +1,5 @@
 """`reproduce` reuses nothing from a failed sweep, after a file changed, or from a torn file."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

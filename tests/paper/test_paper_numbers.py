@@ -1,9 +1,6 @@
 """The paper's experiments: their inputs, texts and curves, computed by hand from small frames."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,6 @@ from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned
 from tests.tiny_folders import save_tiny
 
-Folder = Callable[[str], str]
 pytestmark = pytest.mark.slow
 
 TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(20))

@@ -1,7 +1,5 @@
 """Tables of the paper's experiments for small frames whose numbers are easy to verify."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

@@ -1,8 +1,6 @@
 """The token experiments, compared with hidden states of one text at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import polars as pl
@@ -27,9 +25,8 @@ from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from tests.families import DEPTH
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 LONG = [text for text in TEXTS if text != "short"]
 PRE_NORM = ["residual_in", "attention_in", "attention", "residual_mid", "mlp_in", "mlp", "residual_out"]
 SITES = {

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,8 +31,8 @@ from midlayer_encoders.tasks.table_files import Columns
 from tests.families import DEPTH
 from tests.grouped import probe
 from tests.made_media import waveform
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 LAYERS, COUNT, TOKENS, WIDTH, CLASSES = 3, 200, 5, 16, 4
 
 

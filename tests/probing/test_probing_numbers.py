@@ -1,9 +1,6 @@
 """Every number of a probe, compared with a computation by hand: training loop, split, intervals."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +25,7 @@ from midlayer_encoders.extras.probing import (
 from midlayer_encoders.metrics.measuring import layer_reader
 from tests.families import DEPTH
 from tests.grouped import probe
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import Folder
 
 TEXTS = [f"{'abcdefgh'[n % 8] * (2 + n % 5)} {n * n} {'xyz'[n % 3]}" for n in range(60)]
 LABELS = ["pear", "fig", "kiwi"]

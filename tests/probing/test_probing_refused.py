@@ -1,7 +1,5 @@
 """``probe`` refuses values that cannot be trained with and arguments without effect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

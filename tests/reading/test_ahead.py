@@ -1,7 +1,5 @@
 """Threads that run ahead or behind: in order, bounded, and gone when the caller is done."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +14,7 @@ from midlayer_encoders.reading.capture import STREAM, blocks_returning, capture
 from midlayer_encoders.reading.reader import LayerReader
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 from tests.models.test_cut import expected_states
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 
 def hooks_on(model: torch.nn.Module) -> int:

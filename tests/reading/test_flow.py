@@ -1,8 +1,5 @@
 """Batches in a model: fast inputs and passes without a mask give the same as the slow ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,9 +16,8 @@ from midlayer_encoders.reading.batches import TextInputs, batches_of, count_toke
 from midlayer_encoders.reading.causal import mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
 from tests.families import inputs, tiny
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 LONG = [*TEXTS, "x" * 90, "a b", " the end "]  # one is truncated to 64 tokens
 
 

@@ -1,7 +1,5 @@
 """Blocks with fused norms and rotations, compared with transformers' own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

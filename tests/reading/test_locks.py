@@ -1,7 +1,5 @@
 """Locks: threads wait for the holder of the same lock only."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """The warning of texts that take most of the time: which texts it names, and with which numbers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The final norm of any layer matches the operations of the model after its last block."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers as tf

@@ -1,7 +1,5 @@
 """Norms are recognized by their effect, and only pooled tokens are normalized."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

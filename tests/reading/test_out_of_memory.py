@@ -1,8 +1,6 @@
 """A device that runs out of memory during a pass gives the same numbers or the error."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +15,8 @@ from midlayer_encoders.selection import select
 from tests.progress import num_tokens, record_steps
 from tests.test_measured_by_hand import TEXTS
 from tests.thinned import thinned
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 POOLED = ["dataset_entropy", "cka", "anisotropy", "infonce", "dime"]
 KINDS = ["long" if len(text) > 27 else "short" for text in TEXTS]
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,5 @@
 """Outputs of attention and MLP inside the blocks: available in every tool that reads layers, and labeled as sites."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from midlayer_encoders.reading.capture import capture
 from tests.families import FAMILIES, inputs, tiny
 from tests.others_warnings import MTEB
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

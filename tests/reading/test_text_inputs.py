@@ -1,7 +1,5 @@
 """Which batches of texts the plain function prepares: those that cause its warning, and those that differ."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

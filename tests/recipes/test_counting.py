@@ -1,7 +1,5 @@
 """Which tokens are pooled, compared with a loop over the tokens of each text."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Every family with every named recipe: the vectors of the uncut model, or the package's own refusal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

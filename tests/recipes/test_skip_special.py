@@ -1,7 +1,5 @@
 """Pooling without special tokens, compared with a slow computation for each text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

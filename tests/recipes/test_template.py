@@ -1,7 +1,5 @@
 """A template with every kind of tokenizer: positions of its tokens, truncation, and invalid templates."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Centering, compared with its definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """word-echo compared with a slow computation of its definition: tokens, spans, batches, truncation, sweep, export."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Frames shaped like real ones: scores that peak before the last layer, metrics that bend at mid-depth."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs for boards with given scores and costs, so that their drawings can be checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A board: the Pareto front, the selection under a budget, and the text of its page."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

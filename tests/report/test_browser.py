@@ -1,7 +1,5 @@
 """Unusual pages in Chromium: they fit at two widths and in both themes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

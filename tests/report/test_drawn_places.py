@@ -1,7 +1,5 @@
 """Coordinates of known curves in the figures of pages."""
 
-from __future__ import annotations
-
 import re
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Results in a notebook: a table with the numbers of the result, a figure inside the HTML, and escaped texts."""
 
-from __future__ import annotations
-
 import base64
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Every number on a page, recomputed from the frame in plain Python."""
 
-from __future__ import annotations
-
 import random
 import re
 from html import unescape

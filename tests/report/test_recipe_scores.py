@@ -1,7 +1,5 @@
 """Recipes and baselines: the table, the tile, the curves and the text of the page."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

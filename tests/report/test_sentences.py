@@ -1,7 +1,5 @@
 """Sentences state the numbers of their tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

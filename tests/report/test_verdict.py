@@ -1,7 +1,5 @@
 """The verdict of a sweep: what scores most, the gain of the best layer, the baselines, and what to try next."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

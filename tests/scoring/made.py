@@ -1,7 +1,5 @@
 """Small tasks of mteb's types with unusual data, and a model of a few layers that needs no network."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Parallel mini-batch k-means matches scikit-learn with the same random numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Many parallel problems take the same path as SciPy's L-BFGS-B for each alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

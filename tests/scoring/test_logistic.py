@@ -1,7 +1,5 @@
 """Parallel logistic regressions match scikit-learn's one by one."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tasks that are left to mteb, and the private parts of mteb that the recording relies on."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores on resampled items equal the definition on items that are repeated as often as they were drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

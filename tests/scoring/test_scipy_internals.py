@@ -1,7 +1,5 @@
 """The line search of SciPy that the classifiers use: the test fails when a release renames or changes it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores of all layers together match mteb's scores of single layers, on unusual data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A task whose classifier is not the supported one is left to mteb, with the reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

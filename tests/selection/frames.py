@@ -1,7 +1,5 @@
 """Frames with simple curves for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import polars as pl

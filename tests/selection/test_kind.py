@@ -1,9 +1,6 @@
 """Which kind of model is it: the files decide, and half match only where they say nothing."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from itertools import cycle, islice, product
 from pathlib import Path
 from random import Random
@@ -32,9 +29,8 @@ from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
 from tests.export.tiny_bpe import save_bpe
 from tests.recipes.test_word_echo import TOKENIZERS, save_causal
-from tests.tiny_folders import tokenizer
+from tests.tiny_folders import Folder, tokenizer
 
-Folder = Callable[[str], str]
 SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 PARTS = {
     "sentences": ("A man|Two dogs|The old train|My aunt", "plays|crosses|finds|leaves", "a field|the river|her song"),

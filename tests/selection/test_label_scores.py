@@ -1,9 +1,6 @@
 """Label scores end to end: the layer where labels are readable, on the vectors of ``encode``."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,8 @@ from midlayer_encoders.metrics.label_accuracy import ridge_correct
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
 from tests.progress import record_steps
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 LAYERS = range(5)
 
 

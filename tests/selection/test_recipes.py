@@ -1,11 +1,8 @@
 """Selecting recipe and layer: by labels if they are conclusive, otherwise by the kind of the model."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -27,8 +24,8 @@ from midlayer_encoders.selection.select import DEFAULTS, LABELS, RECORD, default
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 ASKED = ["plain", YOURS, "plain+center+normalize"]
 

@@ -1,7 +1,5 @@
 """Selections from an encoder: measurements, labels, and invalid calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

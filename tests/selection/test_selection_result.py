@@ -1,7 +1,5 @@
 """Selections from a frame: which rows are used, how choices are counted, and the text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Spectra beside numpy's: sizes, dtypes, missing rank, zeros, and how a batch is shared out."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stores filled with vectors that can be recomputed, here and in other processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """List the stores in a folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

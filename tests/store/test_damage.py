@@ -1,7 +1,5 @@
 """Damaged files lose the texts of one shard and never give a wrong vector."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

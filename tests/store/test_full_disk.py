@@ -1,7 +1,5 @@
 """A full disk raises an error, and stored texts stay readable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

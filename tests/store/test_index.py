@@ -1,7 +1,5 @@
 """The shard and row that a key is read from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

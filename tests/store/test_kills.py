@@ -1,7 +1,5 @@
 """A killed process loses at most the batch in flight."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A store that is a link to another folder is read and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.store.filling import check_vectors, fill, open_store

@@ -1,7 +1,5 @@
 """A text is stored once for each prompt, even if prompts are similar."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

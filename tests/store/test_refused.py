@@ -1,7 +1,5 @@
 """Invalid calls of a store and their errors."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

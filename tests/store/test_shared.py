@@ -1,7 +1,5 @@
 """Several objects and processes read and write one store."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import time

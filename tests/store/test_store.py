@@ -1,7 +1,5 @@
 """Stored vectors are read back in the requested order."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

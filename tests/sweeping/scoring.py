@@ -1,7 +1,5 @@
 """Data for sweeps and reference scores."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

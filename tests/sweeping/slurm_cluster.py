@@ -1,7 +1,5 @@
 """A SLURM cluster of one machine under a temporary folder: munged, slurmctld, and a slurmd for each node."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

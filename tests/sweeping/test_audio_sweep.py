@@ -1,8 +1,5 @@
 """Sweeps of audio models over decoded waveforms."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from midlayer_encoders.sweeping import SweepResult
 from tests.made_media import RATE, waveform
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 LABELS = [n % 3 for n in range(24)]
 

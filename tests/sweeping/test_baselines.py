@@ -1,9 +1,6 @@
 """Baselines of a sweep beside TF-IDF: all-MiniLM-L6-v2, if its package is installed."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,8 @@ from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 NAME = "all-MiniLM-L6-v2"
 OPTIONS: dict[str, Any] = {"layers": [1, 2], "workers": 1, "device": "cpu"}

@@ -1,12 +1,9 @@
 """The best layer of a sweep: on average and on each task, as a number, and as an encoder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +17,8 @@ from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import metrics_frame
 from tests.report.made_runs import Scores, make_sweep
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 
-Folder = Callable[[str], str]
 PLAIN: Scores = {"STS": [0.2, 0.6, 0.5], "Own-0a1b2c3d": [0.4, 0.2, 0.3]}
 ECHO: Scores = {"STS": [0.1, 0.4, 0.7], "Own-0a1b2c3d": [0.1, 0.2, 0.2]}
 

@@ -1,8 +1,5 @@
 """Truncated and quantized vectors: scores of mteb's own wrapper, identities, resumed sweeps, boards and errors."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,8 +25,8 @@ from tests.others_warnings import MTEB
 from tests.recipes.test_word_echo import save_causal
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:Estimating quantization parameters")]
 TYPES = ("STS", "PairClassification", "Retrieval", "Classification", "Clustering")
 DIMS, PRECISIONS, LAYERS = [20], ["int8", "binary"], [1, 3]

@@ -1,7 +1,5 @@
 """Intervals of the gains of a sweep: of a small task, in the page and on a board, resumed, damaged, and of recipes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from html import unescape
@@ -18,8 +16,8 @@ from midlayer_encoders.sweeping import SweepResult, task_scoring
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 Printed = Callable[[SweepResult], str]
 pytestmark = MTEB
 IN_MEMORY: dict[str, Any] = {"workers": 1, "baselines": False}

@@ -1,8 +1,5 @@
 """Sweeps of joint models over tasks of texts and images, without naming a tower."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,8 @@ from tests.families import JOINT, MORE_JOINT, tiny_joint
 from tests.made_media import IMAGES, image
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import mteb_score, sweep, write_sts_task
-from tests.tiny_folders import TEXTS, save_joint
+from tests.tiny_folders import TEXTS, Folder, save_joint
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 COMBINED = [{"text": text, "image": image} for text, image in zip(TEXTS, IMAGES, strict=True)]

@@ -1,7 +1,5 @@
 """The key under which an image is stored, and the name of a task's baseline on the page."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from pathlib import Path

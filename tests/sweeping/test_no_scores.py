@@ -1,7 +1,5 @@
 """A sweep in which nothing, or only a part, was scored gives the reason and draws the available scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

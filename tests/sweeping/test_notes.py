@@ -1,11 +1,8 @@
 """Notes beside the scores: depth, parameters of each cut model, and the folder loaded again."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,8 @@ from tests.others_warnings import MTEB
 from tests.recipes.test_word_echo import save_causal
 from tests.report.made_frames import rows_frame
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 IN_MEMORY = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory

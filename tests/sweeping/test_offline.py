@@ -1,9 +1,6 @@
 """mteb's tasks without a network: an error within seconds that names the cure, and no folder left behind."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -15,8 +12,8 @@ from midlayer_encoders.tasks.sources import task_sources
 from tests.cli.calls import run
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep, write_sts_task
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 MESSAGE = r"The data of STS1\d is not cached .* cannot be reached \(ConnectError.*Score your own data or 'builtin'"

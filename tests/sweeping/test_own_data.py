@@ -1,9 +1,6 @@
 """Sweeps of your own data: retrieval, and texts without labels."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +20,8 @@ from tests.sweeping.test_prompts import PROMPTS, cosine, save_layer_2
 from tests.sweeping.test_resume import HEADS, record_texts
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

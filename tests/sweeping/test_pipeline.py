@@ -1,7 +1,5 @@
 """The embedder fills the store while the model runs: every error is raised, and no thread is left behind."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +18,8 @@ from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 from tests.families import DEPTH, WIDTH
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 TEXTS = [f"text number {number} of some" + " more" * (number % 7) for number in range(40)]
 KEYS = [text_key(text) for text in TEXTS]
 BUDGET = 130  # ten batches and more

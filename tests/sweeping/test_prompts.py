@@ -1,8 +1,5 @@
 """Prompts reach the texts: a sweep stores the vectors that sentence-transformers encodes with that prompt."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,8 @@ from tests.others_warnings import MTEB
 from tests.store.listing import list_stores
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 PROMPTS = {"query": "find: ", "document": "a text: ", "plain": "say "}

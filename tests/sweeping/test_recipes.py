@@ -1,10 +1,7 @@
 """A sweep over recipes: each matches the sweep of an encoder with that recipe, and the exported winner has the same score."""
 
-from __future__ import annotations
-
 import html
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 CUSTOM = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 

@@ -1,7 +1,5 @@
 """One request declares the arguments of a sweep, and validates them without torch."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

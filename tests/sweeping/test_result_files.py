@@ -1,12 +1,9 @@
 """Files of a sweep may be torn, empty or links, and two sweeps may use one folder: results stay correct, and nothing blocks."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,8 @@ from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep, write_sts_task
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 IN_MEMORY: dict[str, Any] = {key: value for key, value in QUICK.items() if key != "device"} | {"layers": [3]}

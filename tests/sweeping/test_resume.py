@@ -1,7 +1,5 @@
 """A repeated sweep in the same folder reuses unchanged results and never changed ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -18,9 +16,8 @@ from midlayer_encoders.sweeping import mteb_jobs
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tiny_folders import save_tiny
+from tests.tiny_folders import Folder, save_tiny
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 IN_MEMORY: dict[str, Any] = {key: value for key, value in QUICK.items() if key != "device"} | {"layers": [1, 3]}

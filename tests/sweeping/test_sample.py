@@ -1,12 +1,9 @@
 """Metrics of a sweep use the same texts in every process and for any order of the tasks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -18,8 +15,8 @@ from midlayer_encoders.sweeping.store import text_key
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import SENTENCES, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 METRICS = ["prompt_entropy", "dataset_entropy", "lidar"]

@@ -1,8 +1,5 @@
 """With every option, a sweep's score of a layer is mteb's own score of the encoder cut there."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 LAYERS = [0, 1, DEPTH]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -26,8 +24,8 @@ from midlayer_encoders.tasks.tfidf import task_texts
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 WORDS = ["apple", "bread", "chair", "door", "engine", "forest", "glass", "house", "island", "jungle", "kettle", "lamp"]

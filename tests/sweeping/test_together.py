@@ -1,7 +1,5 @@
 """A sweep that scores all layers together: layers confirmed by mteb, saved scores, and tasks left to mteb."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -24,8 +22,8 @@ from midlayer_encoders.tasks.sources import task_sources
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 

@@ -1,7 +1,5 @@
 """Small realistic data of each type, and writers of the three formats."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

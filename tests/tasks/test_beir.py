@@ -1,7 +1,5 @@
 """Retrieval from your own files: BEIR's layout and pairs, scored like trec_eval, and invalid files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

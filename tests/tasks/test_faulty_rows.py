@@ -1,7 +1,5 @@
 """Rows without a text or label: all are named at once, under the user's names, or are left out."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

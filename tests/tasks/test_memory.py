@@ -1,7 +1,5 @@
 """Data in memory is read by the rules of files: the same task, name and errors."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

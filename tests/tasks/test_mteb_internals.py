@@ -1,7 +1,5 @@
 """Assumptions of `tasks/mteb_internals.py` about mteb: each test fails when a release changes one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import datasets

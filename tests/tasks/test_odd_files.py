@@ -1,7 +1,5 @@
 """Unusual files are read correctly, or refused with the file, the line and the fix."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

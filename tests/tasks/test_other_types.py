@@ -1,7 +1,5 @@
 """Texts without labels, and rows that are no task."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

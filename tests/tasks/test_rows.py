@@ -1,7 +1,5 @@
 """The rows of tasks, computed by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Samples of tasks: in proportion, the same everywhere, one inside the other, and never changing the data they are of."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A task of a benchmark keeps the splits and subsets of the benchmark."""
 
-from __future__ import annotations
-
 import mteb
 
 from midlayer_encoders._isolation import isolated_random

@@ -1,7 +1,5 @@
 """Passages that an encoder cannot tell apart: the score is one number, and it does not know which passage is right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

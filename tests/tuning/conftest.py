@@ -1,7 +1,5 @@
 """Pages are drawn for the tests that read them."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Pairs that a tiny model can learn, and a run on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,6 @@
 """``midlayer tune`` from a shell."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +8,8 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders.tasks.table_files import TaskFileError
 from tests.cli.calls import run
+from tests.tiny_folders import Folder
 from tests.tuning.rows import PAIRS
-
-Folder = Callable[[str], str]
 
 
 @pytest.mark.long

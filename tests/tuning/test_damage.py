@@ -1,9 +1,6 @@
 """A run never continues from a damaged file."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,9 @@ from midlayer_encoders.extras.training import TuneResult, fitting, runs
 from midlayer_encoders.extras.training.fitting import _last_checkpoint
 from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS
 from midlayer_encoders.files import LOCK, file_checksums, sealed
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
-Folder = Callable[[str], str]
 OPTIONS: dict[str, Any] = {"max_steps": 4, "checkpoints": 4, "held_out": 0}
 
 

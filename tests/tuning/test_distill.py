@@ -1,7 +1,5 @@
 """Distilling a teacher into a cut encoder, from texts alone."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable
@@ -21,13 +19,12 @@ from midlayer_encoders.extras.training.losses import DistillLoss
 from midlayer_encoders.extras.training.tuning_page import tuning_words
 from midlayer_encoders.frame import FRAME_SCHEMA
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS
 from tests.tuning.test_tune import sts
 
 pytestmark = MTEB
 
-Folder = Callable[[str], str]
 SENTENCES = [row["anchor"] for row in PAIRS]
 QUICK: dict[str, Any] = {"max_steps": 12, "batch_size": 16, "learning_rate": 3e-3, "held_out": 0.1, "checkpoints": 3}
 

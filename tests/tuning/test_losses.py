@@ -1,7 +1,5 @@
 """The loss of each kind of pairs, against the formula read aloud and against sentence-transformers' own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +20,8 @@ from midlayer_encoders.extras.training import trainer_internals
 from midlayer_encoders.extras.training.fitting import _make_callback, _prompts, _training_arguments, train
 from midlayer_encoders.extras.training.losses import LabelRankingLoss, pair_loss
 from midlayer_encoders.tasks.training_rows import TrainingRows, read_pairs
+from tests.tiny_folders import Folder
 from tests.tuning.rows import PAIRS
-
-Folder = Callable[[str], str]
 
 
 class Given(nn.Module):

@@ -1,7 +1,5 @@
 """Predicting masked tokens from the states before them (MNTP)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training.losses import MaskedNextTokenLoss, mask_tokens, masked_token_head
 from tests.grouped import tune
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS
 
 pytestmark = MTEB
 
-Folder = Callable[[str], str]
 SENTENCES = [row["anchor"] for row in PAIRS]
 QUICK: dict[str, Any] = {"tasks": (), "objective": "mntp", "bidirectional": True, "device": "cpu", "batch_size": 16}
 

@@ -1,10 +1,7 @@
 """A run that is stopped anywhere and repeated gives the result of an uninterrupted run."""
 
-from __future__ import annotations
-
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +14,9 @@ from midlayer_encoders.arguments import TrainingSettings
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training import fitting, runs
 from midlayer_encoders.tasks.training_rows import TrainingRows
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
-Folder = Callable[[str], str]
 IDLE = {"epochs": 6, "learning_rate": 0.0, "patience": 2, "checkpoints": 12}  # stops early, after 9 steps
 WITHIN = {"max_steps": 4, "checkpoints": 2, "held_out": 0}  # ends within an epoch
 

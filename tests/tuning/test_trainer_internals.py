@@ -1,10 +1,7 @@
 """Assumptions of `tuning/compat.py` about the trainer and PEFT: each test fails when a release changes one."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +22,8 @@ from midlayer_encoders.extras.training.trainer_internals import (
     remove_autocast,
     remove_lora,
 )
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
-
-Folder = Callable[[str], str]
 
 
 def test_only_adapters_are_trained_and_merging_keeps_the_vectors(tiny_folder: Folder) -> None:

@@ -1,7 +1,5 @@
 """Rows read from files of pairs, and the errors for invalid files."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

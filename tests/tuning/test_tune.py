@@ -1,14 +1,11 @@
 """Cutting, tuning and exporting a tiny model end to end."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,12 +21,11 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.extras.training.tuning_page import tuning_words
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS, tuned
 
 pytestmark = MTEB
 
-Folder = Callable[[str], str]
 SIX = {"max_steps": 6, "checkpoints": 3}
 
 

@@ -1,10 +1,8 @@
 """Vectors of many layers in files, compared with the encoder: contents, description and invalid calls."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
 from midlayer_encoders.extras.vectors import embedding
 from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import TEXTS
-
-Folder = Callable[[str], str]
+from tests.tiny_folders import TEXTS, Folder
 
 INPUTS = [*TEXTS, TEXTS[0]]  # one stands there twice
 

@@ -1,7 +1,5 @@
 """Vectors reused from a killed run or from a sweep."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -18,8 +16,8 @@ from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
 from tests.others_warnings import MTEB
+from tests.tiny_folders import Folder
 
-Folder = Callable[[str], str]
 pytestmark = MTEB
 
 TEXTS = [f"text number {number} of several" for number in range(40)]

@@ -1,7 +1,5 @@
 """What views of images and audio do to them, measured on patterns whose change can be read back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views of texts: seeded, the same everywhere, and made as nlpaug makes them."""
 
-from __future__ import annotations
-
 import math
 import random
 import unicodedata
