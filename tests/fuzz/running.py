@@ -8,9 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
+import pytest
+
 from midlayer_encoders.errors import MidlayerError
 
-__all__ = ["Case", "TookTooLong", "check_cases", "in_time"]
+__all__ = ["Case", "TookTooLong", "check_cases", "in_time", "seeds"]
 
 Case: TypeAlias = Callable[[Random], tuple[str, Callable[[], Any]]]
 """From a generator to what is tried, in words, and the call that tries it."""
@@ -37,6 +39,12 @@ def in_time(seconds: int = _SECONDS) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def seeds(quick: int, parts: int, size: int) -> Any:
+    """Run a test with the first ``quick`` cases, and with later ones in parts of ``size`` for ``make test-slow``."""
+    slow = [pytest.param(size * (part + 1), size, marks=pytest.mark.slow) for part in range(parts)]
+    return pytest.mark.parametrize(("first", "count"), [(0, quick), *slow])
 
 
 def check_cases(make: Case, name: str, first: int, count: int) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import MidlayerError
 from tests.fuzz.files import damaged, table, write
-from tests.fuzz.running import Case, check_cases
+from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import text
 from tests.tiny_folders import Folder
 
@@ -22,27 +22,15 @@ LINES = [f"text {number} about {word}" for number in range(5) for word in ("cats
 WORDS = ("0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "1e999", "9" * 30, "all", "paper", "none", "curvature", "auto", "last", "",
          "x", "a=b", "=", ",", "0,1", "cpu", "gpu", "cuda:99", "float32", "mean", "text", "image", "true", "--", "-x", "a" * 300)  # fmt: skip
 # What each command needs, and flags that keep it quick.
-COMMANDS: dict[str, list[str]] = {
-    "export": ["MODEL", "--layer", "1", "--out", "OUT"],
-    "metrics": [
-        "MODEL",
-        "--texts",
-        "TEXTS",
-        "--out",
-        "OUT",
-        "--metrics",
-        "curvature",
-        "--limit",
-        "3",
-        "--device",
-        "cpu",
-    ],
-    "select": ["MODEL", "--texts", "TEXTS", "--max-texts", "16", "--device", "cpu"],
-    "probe": ["MODEL", "--data", "TABLE", "--out", "OUT", "--kind", "linear", "--device", "cpu"],
-    "compare": ["MODEL", "OTHER", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--resamples", "2"],
-    "progression": ["MODEL", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--limit", "3"],
-    "sweep": ["no/such-model", "--tasks", "NOTASK", "--out", "OUT", "--metrics", "none", "--device", "cpu"],
-    "report": ["OUT"],
+COMMANDS: dict[str, str] = {
+    "export": "MODEL --layer 1 --out OUT",
+    "metrics": "MODEL --texts TEXTS --out OUT --metrics curvature --limit 3 --device cpu",
+    "select": "MODEL --texts TEXTS --max-texts 16 --device cpu",
+    "probe": "MODEL --data TABLE --out OUT --kind linear --device cpu",
+    "compare": "MODEL OTHER --texts TEXTS --out OUT --metrics curvature --resamples 2",
+    "progression": "MODEL --texts TEXTS --out OUT --metrics curvature --limit 3",
+    "sweep": "no/such-model --tasks NOTASK --out OUT --metrics none --device cpu",
+    "report": "OUT",
 }
 
 
@@ -55,7 +43,7 @@ def cli_case(folder: Path, model: str, other_item: str) -> Case:
         place = folder / str(random.random())
         place.mkdir()
         values = _values(random, place, model if random.random() < 0.15 else "no/such-model", other_item)
-        words = list(COMMANDS[name])
+        words = COMMANDS[name].split()
         for _ in range(random.choice([0, 1, 1, 2])):
             _change(random, words, commands[name])
         words = [name, *(str(values.get(word, word)) for word in words)]
@@ -113,11 +101,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_cli(tmp_path: Path, tiny_folder: Folder) -> None:
-    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 0, 35)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_cli_for_long(tmp_path: Path, tiny_folder: Folder, part: int) -> None:
-    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 200 * (part + 1), 200)
+@seeds(35, 5, 200)
+def test_cli(tmp_path: Path, tiny_folder: Folder, first: int, count: int) -> None:
+    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", first, count)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from tests.fuzz.running import Case, check_cases
+from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import audio, image, one_of, several, strange, text
 from tests.tiny_folders import Folder, save_joint
 
@@ -40,11 +40,6 @@ def _check(encoder: LayerEncoder, inputs: Any, options: dict[str, Any]) -> None:
     assert vectors.ndim == 1 if single else len(vectors) == len(inputs)
 
 
-def test_encode(encoders: dict[str, LayerEncoder]) -> None:
-    check_cases(encode_case(encoders), "encode", 0, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(6))
-def test_encode_for_long(encoders: dict[str, LayerEncoder], part: int) -> None:
-    check_cases(encode_case(encoders), "encode", 1000 * (part + 1), 1000)
+@seeds(150, 6, 1000)
+def test_encode(encoders: dict[str, LayerEncoder], first: int, count: int) -> None:
+    check_cases(encode_case(encoders), "encode", first, count)

@@ -17,7 +17,7 @@ from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.text_lists import read_texts
 from midlayer_encoders.validation import lone_surrogate
 from tests.fuzz.files import damaged, picture, table, waveform, write
-from tests.fuzz.running import Case, check_cases
+from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import text
 from tests.tiny_folders import Folder
 
@@ -153,20 +153,11 @@ def _open(place: Path, swept: Path | None) -> None:
         shutil.rmtree(place)
 
 
-def test_files(tmp_path: Path) -> None:
-    check_cases(files_case(tmp_path), "files", 0, 110)
+@seeds(110, 5, 900)
+def test_files(tmp_path: Path, first: int, count: int) -> None:
+    check_cases(files_case(tmp_path), "files", first, count)
 
 
-def test_folders(tmp_path: Path, tiny_folder: Folder, swept: Path) -> None:
-    check_cases(folders_case(tmp_path, tiny_folder("Llama"), swept), "folders", 0, 15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_files_for_long(tmp_path: Path, part: int) -> None:
-    check_cases(files_case(tmp_path), "files", 900 * (part + 1), 900)
-
-
-@pytest.mark.slow
-def test_folders_for_long(tmp_path: Path, tiny_folder: Folder, swept: Path) -> None:
-    check_cases(folders_case(tmp_path, tiny_folder("Llama"), swept), "folders", 500, 500)
+@seeds(15, 1, 500)
+def test_folders(tmp_path: Path, tiny_folder: Folder, swept: Path, first: int, count: int) -> None:
+    check_cases(folders_case(tmp_path, tiny_folder("Llama"), swept), "folders", first, count)

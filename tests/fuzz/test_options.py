@@ -10,7 +10,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, option_fields
-from tests.fuzz.running import Case, check_cases
+from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import number, one_of, several, strange, text
 from tests.grouped import compare, probe, sweep
 from tests.tiny_folders import Folder
@@ -116,21 +116,11 @@ def _check_frame(frame: pl.DataFrame) -> None:
     assert not values.cast(pl.Float64).is_nan().any()
 
 
-def test_options(tiny_folder: Folder) -> None:
-    check_cases(options_case(tiny_folder), "options", 0, 150)
+@seeds(150, 5, 1200)
+def test_options(tiny_folder: Folder, first: int, count: int) -> None:
+    check_cases(options_case(tiny_folder), "options", first, count)
 
 
-def test_functions(encoders: dict[str, LayerEncoder], tmp_path: Path) -> None:
-    check_cases(functions_case(encoders, tmp_path), "functions", 0, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_options_for_long(tiny_folder: Folder, part: int) -> None:
-    check_cases(options_case(tiny_folder), "options", 1200 * (part + 1), 1200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_functions_for_long(encoders: dict[str, LayerEncoder], tmp_path: Path, part: int) -> None:
-    check_cases(functions_case(encoders, tmp_path), "functions", 400 * (part + 1), 400)
+@seeds(40, 5, 400)
+def test_functions(encoders: dict[str, LayerEncoder], tmp_path: Path, first: int, count: int) -> None:
+    check_cases(functions_case(encoders, tmp_path), "functions", first, count)
