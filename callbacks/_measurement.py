@@ -2,10 +2,11 @@
 
 import inspect
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from midlayer_encoders.metrics.text_views import drop_words
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import input_embeddings, without_cache
 from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import sharded_modules
 from midlayer_encoders.reading.reader import LayerReader
 
 from ._settings import CallbackSettings
+from ._sharded import pass_device, passes_together
 
 _NOT_MODEL_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
 
@@ -306,14 +309,15 @@ class Measurement:
         continues. The next measurement must wait for them.
 
         In a distributed run all processes must call this method. Each process runs a share of the batches, and all of
-        them return the same values.
+        them return the same values. With sharded weights all processes must make as many passes, because each pass
+        gathers the weights from all.
 
         Args:
             root: the trained module.
             autocast: the context of the run's own forward passes.
         """
         model = find_backbone(root, self.settings.module)
-        device = next(model.parameters()).device
+        device = pass_device(model)
         # The inputs are already tokenized, so `dict` replaces the preprocessing.
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
         on_cpu = self._computes_on_cpu(model)
@@ -329,11 +333,19 @@ class Measurement:
             metrics = stack.enter_context(self._empty_metrics(torch.device("cpu") if on_cpu else device))
             receive = token_receiver(metrics, self.count)
             tokens = copy_tokens if on_cpu and receive is not None else receive
-            with _fail_together(device), autocast, self._spectra_device():
-                rank = dist.get_rank() if _num_processes() > 1 else 0
-                for batch in self.batches[rank :: _num_processes()]:
+            with (
+                _fail_together(device) as check,
+                autocast,
+                self._spectra_device(),
+                passes_together(root, model, check) as run_pass,
+            ):
+                for batch, repeated in self._share(even=bool(sharded_modules(root))):
                     inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
-                    vectors = reader.read(without_cache(model, inputs), batch.positions, tokens=tokens)
+                    receiver = None if repeated else tokens
+                    read = partial(reader.read, without_cache(model, inputs), batch.positions, tokens=receiver)
+                    vectors = run_pass(read)
+                    if repeated:
+                        continue
                     passed.append((batch.positions, list(map(_host_copy, vectors)) if on_cpu else vectors))
                     if self.labels is not None:
                         inputs_only = batch.positions[: bisect_left(batch.positions, self.count)]
@@ -345,10 +357,11 @@ class Measurement:
             if copied is not None:
                 copied.synchronize()
             with emptied, torch.no_grad(), self._spectra_device():
-                for arguments in copies:
-                    receive(*arguments)  # type: ignore[misc]
-                for positions, vectors in passed:
-                    update_views(metrics, self.layers, vectors, positions, self.count)
+                with _fail_together(device):
+                    for arguments in copies:
+                        receive(*arguments)  # type: ignore[misc]
+                    for positions, vectors in passed:
+                        update_views(metrics, self.layers, vectors, positions, self.count)
                 metric_values = compute_metrics(metrics)
             if self.labels is not None:
                 metric_values[LABEL_ACCURACY] = self._label_accuracy(vectors_by_position, self.labels)
@@ -363,6 +376,14 @@ class Measurement:
         else:
             values.set_result(compute())
         return values
+
+    def _share(self, *, even: bool) -> list[tuple[InputBatch, bool]]:
+        """Return the batches of this process, each with whether it is only repeated to make the numbers ``even``."""
+        num_processes = _num_processes()
+        share = [(batch, False) for batch in self.batches[dist.get_rank() if num_processes > 1 else 0 :: num_processes]]
+        if even and len(share) < len(self.batches[::num_processes]):
+            share.append((self.batches[0], True))
+        return share
 
     def _computes_on_cpu(self, model: nn.Module) -> bool:
         """Return True if a model on one GPU reads so few and short texts that its states may be copied."""
@@ -395,9 +416,11 @@ class Measurement:
                 metric.to(device)
         try:
             yield self._metrics
-        finally:
-            for metric in self._metrics.values():
-                metric.reset()
+        except BaseException:
+            self._metrics.clear()  # an error in `compute` leaves them with the states of all processes
+            raise
+        for metric in self._metrics.values():
+            metric.reset()
 
     def _label_accuracy(self, vectors: dict[int, Tensor], labels: Tensor) -> dict[int, float]:
         """Return the accuracy of each layer from the vectors, shape ``(L, D)`` by position, of all processes."""
@@ -423,7 +446,7 @@ def make_measurement(settings: CallbackSettings, root: nn.Module, tokenizer: Any
     """
     model = find_backbone(root, settings.module)
     anatomy = find_anatomy(model, blocks=settings.blocks)
-    name = str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__)
+    name = str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__.removeprefix("FSDP"))
     layers = resolve_layers(settings.layers, anatomy.num_layers, name=name)
     batches, count = make_batches(settings, model, tokenizer)
     labels = None if settings.labels is None else class_indices(settings.labels, count)
@@ -470,16 +493,24 @@ def _num_processes() -> int:
 
 
 @contextmanager
-def _fail_together(device: torch.device) -> Iterator[None]:
-    """Raise in every process if one fails; the others would wait for it forever."""
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
+def _fail_together(device: torch.device) -> Iterator[Callable[[], None]]:
+    """Raise in every process if one fails; the others would wait for it forever.
+
+    Yields a function that raises in every process if one has failed since the last call, and that all must call.
+    """
+
+    def check(failed: bool = False) -> None:
         if _num_processes() > 1:
             flag = torch.tensor(int(failed), device=device)
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            failed = bool(flag)
-    if failed:
-        raise OtherProcessError("The measurement failed in another process; its log has the trace.")
+            if flag and not failed:
+                raise OtherProcessError("The measurement failed in another process; its log has the trace.")
+
+    try:
+        yield check
+    except OtherProcessError:
+        raise
+    except BaseException:
+        check(failed=True)
+        raise
+    check()

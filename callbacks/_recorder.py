@@ -24,6 +24,7 @@ from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_fram
 
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
+from ._sharded import unsupported_sharding
 
 _log = logging.getLogger("midlayer_encoders")
 
@@ -245,12 +246,16 @@ class Recorder:
 
     def _reject_sharding(self, strategy: str) -> None:
         raise MidlayerError(
-            f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
-            "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
+            f"{type(self).__name__} measures models that are whole in each process or sharded by FSDP2, but {strategy} "
+            "splits the weights in another way. Train with DDP, or with FSDP2: `fully_shard` and "
+            '`ModelParallelStrategy(tensor_parallel_size=1)` in Lightning, `fsdp_config={"version": 2}` in a '
+            "Hugging Face trainer. Or measure the checkpoints afterward: midlayer progression."
         )
 
     def _prepare(self, root: nn.Module, tokenizer: Any = None) -> None:
         """Find the transformer and prepare the inputs, once per run."""
+        if strategy := unsupported_sharding(root):
+            self._reject_sharding(strategy)
         if self._history is not None:
             return
         self._history = MeasurementHistory(make_measurement(self.settings, root, tokenizer))

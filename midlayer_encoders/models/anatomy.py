@@ -198,7 +198,8 @@ def _block_list(model: nn.Module) -> str:
     block_classes = internals.unsplit_classes(model)
 
     def has_block(modules: Any) -> bool:
-        return any(type(module).__name__ in block_classes for module in modules)
+        # FSDP2 puts a class of its own in front of a module's.
+        return any(cls.__name__ in block_classes for module in modules for cls in type(module).__mro__)
 
     lists: list[tuple[str, Any]] = [
         (path, module)

@@ -4,6 +4,7 @@ No token states are stored: the callback receives a layer when the next block do
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeAlias
@@ -41,6 +42,8 @@ def capture(
 ) -> None:
     """Run ``model`` once and pass the states of the layers to ``receive``; later blocks do not run.
 
+    With weights that FSDP2 shards all blocks run, because FSDP2 resets its state at the end of a pass.
+
     Args:
         model: the uncut model, or one cut after the last layer to read.
         inputs: keyword arguments of its forward.
@@ -50,8 +53,18 @@ def capture(
         norm: ``"final"`` applies the final norm to the residual stream.
         sites: points of each block to read; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
     """
-    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False):
-        model(**accepted_arguments(model, inputs))
+    complete = bool(sharded_modules(model))
+    arguments = accepted_arguments(model, inputs)
+    if complete and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        arguments["logits_to_keep"] = 1  # the pass reaches the head, whose output is large
+    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=complete):
+        model(**arguments)
+
+
+def sharded_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose weights FSDP2 (``fully_shard``) shards, outer ones first."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported by whoever shards; importing it takes a second
+    return [module for module in model.modules() if isinstance(module, getattr(fsdp, "FSDPModule", ()))]
 
 
 def captured(

@@ -231,7 +231,7 @@ def test_sharded_weights_are_refused(tmp_path: Path) -> None:
     class Trainer:
         strategy, loggers = FSDPStrategy(), [1]
 
-    with pytest.raises(MidlayerError, match=r"shards its weights.*midlayer progression"):
+    with pytest.raises(MidlayerError, match=r"but FSDPStrategy splits the weights.*FSDP2.*midlayer progression"):
         make_callback().setup(Trainer(), Boring(neox()), "fit")
 
 

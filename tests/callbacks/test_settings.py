@@ -17,7 +17,7 @@ from midlayer_encoders.callbacks import (
     LayerMetricsCallback,
     LayerMetricsTrainerCallback,
 )
-from midlayer_encoders.errors import AnatomyError, MidlayerError, OptionError
+from midlayer_encoders.errors import AnatomyError, OptionError
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
@@ -53,13 +53,6 @@ def test_defaults_and_limits_of_the_decline_callback(callback_class: Any) -> Non
         ((_, value),) = option.items()
         with pytest.raises(OptionError, match=rf"`collapse_share` in \[0, 1\), but got .*{value}"):
             callback_class(TEXTS, TOKENIZER, **option)
-
-
-@pytest.mark.parametrize(("option", "strategy"), [("fsdp", "FSDP"), ("deepspeed", "DeepSpeed")])
-def test_trainer_that_shards_the_weights_is_refused(option: str, strategy: str) -> None:
-    callback = LayerMetricsTrainerCallback(TEXTS, TOKENIZER)
-    with pytest.raises(MidlayerError, match=f"but {strategy} shards its weights"):
-        callback.on_train_begin(SimpleNamespace(**{option: "on"}), None, None)
 
 
 @pytest.mark.parametrize(("option", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -108,7 +101,7 @@ def test_run_without_a_logger_or_folder_needs_dirpath(tmp_path: Path) -> None:
     callback = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=str(tmp_path / "kept"), **options)
     fit(Boring(neox()), tmp_path, [callback], logger=False, max_steps=1)
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["history.parquet"]
-    nowhere: Any = SimpleNamespace(fsdp=None, deepspeed=None, output_dir=None)
+    nowhere: Any = SimpleNamespace(deepspeed=None, output_dir=None)
     with pytest.raises(OptionError, match="`dirpath` must be given where the trainer has no `output_dir`"):
         LayerMetricsTrainerCallback(TEXTS, **options).on_train_begin(nowhere, None, None, model=neox())
 

@@ -191,9 +191,9 @@ def test_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
 
 def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     class Sharded:
-        fsdp, output_dir = ["full_shard"], str(tmp_path)
+        deepspeed, output_dir = "zero3.json", str(tmp_path)
 
-    with pytest.raises(MidlayerError, match=r"FSDP shards its weights.*midlayer progression"):
+    with pytest.raises(MidlayerError, match=r"but DeepSpeed splits the weights.*FSDP2.*midlayer progression"):
         make_callback().on_train_begin(Sharded(), None, None, model=neox())
     with pytest.raises(OptionError, match="at least 2 texts"):
         make_trainer(tmp_path, [LayerMetricsTrainerCallback(["a"], metrics=CHEAP)]).train()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import JambaConfig, JambaModel
 
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
 from midlayer_encoders.models.anatomy import SITES, Anatomy, block_sites, find_anatomy, resolve_layer
@@ -49,6 +50,20 @@ def test_blocks_and_final_norm_match_the_forward_pass(name: str) -> None:
         for path in anatomy.final:
             states = model.get_submodule(path)(states)
     torch.testing.assert_close(states, output)
+
+
+def test_blocks_of_several_kinds_are_found_under_the_classes_of_fsdp2() -> None:
+    config = JambaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=4,
+    )  # fmt: skip
+    model = JambaModel(config)
+    expected = find_anatomy(model)
+    classes = {type(block): type(f"FSDP{type(block).__name__}", (type(block),), {}) for block in model.layers}
+    assert len(classes) == 2
+    for block in model.layers:
+        block.__class__ = classes[type(block)]
+    assert find_anatomy(model) == expected
 
 
 @pytest.mark.parametrize("name", FAMILIES)
