@@ -121,7 +121,7 @@ def _draw_part(axes: Axes, part: Part, ordered: int) -> None:
         case Dots():
             drawing.draw_points(axes, part.x, part.y, part.kind, style=part.style, ordered=ordered)
         case Level():
-            drawing.draw_level(axes, part.value, part.text, part.label)
+            drawing.draw_level(axes, part.value, part.label)
         case Rule():
             drawing.draw_rule(axes, part.x)
         case Word():

@@ -64,7 +64,6 @@ def plot_curves(panels: Mapping[str, Sequence[LabeledCurve]], x_label: str, *, o
                 curve.y,
                 label=curve.label if len(labels) > 1 else "",
                 style=labels.index(curve.label),
-                tips=drawing.point_tips(curve.label or title, curve.x, curve.y, x_label=x_label),
                 band=curve.band,
                 ordered=ordered * len(labels),
             )
@@ -181,11 +180,10 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         means = dict(rows.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
         scored = [rule for rule in rules if rule in means]
         x = [means[rule] for rule in scored]
-        tips = [f"{rule}: {means[rule]:.1f}" for rule in scored]
         y = [rules.index(rule) for rule in scored]
         drawing.row_axis(axes, rules)
         axes.hlines(y, means["last"], x, color=SERIES[0], linewidth=1.4)
-        drawing.draw_points(axes, x, y, "disc", tips=tips)
+        drawing.draw_points(axes, x, y, "disc")
         drawing.draw_rule(axes, means["last"])
         axes.set_xlim(drawing.padded(x, 0.12))
         axes.set_xlabel("mean score, points; the line is the last layer")
@@ -238,10 +236,6 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
         for average in (False, True):
             part = rows.filter(pl.col("value").is_not_null(), (pl.col("task") == "average") == average)
             ends = part["threshold"].fill_null(0).to_list()
-            tips = [
-                f"{metric}, {task}: {value:.3f} (p {p:.2f})"
-                for metric, task, value, p in part.select("metric", "task", "value", "p").iter_rows()
-            ]
             y = [metrics.index(metric) + offset for metric in part["metric"]]
             if average:
                 color = SERIES[style % len(SERIES)]
@@ -253,7 +247,6 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
                 "disc" if average else "dot",
                 label=label if average and len(groups) > 1 else "",
                 style=style,
-                tips=tips,
             )
         for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
             drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")

@@ -116,7 +116,7 @@ def draw(scores: pl.DataFrame) -> None:
             band = rows["low"].to_list(), rows["high"].to_list()
             label = f"{size}, {rows['layer'].max()} blocks"
             drawing.draw_points(axes, depth, rows["accuracy"].to_list(), label=label, style=style, band=band)
-        drawing.draw_level(axes, 100 / len(WORDS if task == "words" else VOICES), "guessing", "guessing")
+        drawing.draw_level(axes, 100 / len(WORDS if task == "words" else VOICES), "guessing")
         drawing.layer_axis(axes, 1, relative=True)
         axes.set_ylim(0, 102)
         axes.set_ylabel("accuracy, %")

@@ -160,11 +160,28 @@ def _print_choices(selection: Selection) -> None:
         _output.print_text(note, wrap=False)
 
 
+def selection_html(selection: Selection, lines: Mapping[str, str]) -> str:
+    """Return the self-contained page of a selection, with the lines that create the encoder, by language."""
+    from midlayer_encoders.report.pages import block, figure_html, page_html
+    from midlayer_encoders.report.results import versions
+
+    (_, *heads), *rows = selection.choices_table()
+    choices = {
+        name: ", ".join(f"{head} {cell}" for head, cell in zip(heads, cells, strict=True) if cell)
+        for name, *cells in rows
+    }
+    sections: dict[str, list[str]] = {
+        "What each would choose": [figure_html(selection.plot()), block("facts", choices)],
+        "Use this layer": [block("code", lines)],
+        "How it was measured": [block("facts", {"Model": selection.model.removeprefix("local/"), **versions()})],
+    }
+    return page_html(selection.title, [selection.verdict], sections, notes=selection.notes)
+
+
 def _write(selection: Selection, out: Path, lines: Mapping[str, str]) -> None:
     from midlayer_encoders.frame.tidy_result import write_frame
     from midlayer_encoders.report import write_figure
     from midlayer_encoders.report.pages import write_page
-    from midlayer_encoders.report.selection_page import selection_html
 
     write_frame(selection.frame, out / "frame.parquet")
     write_frame(selection.to_frame(), out / "selection.csv")

@@ -10,7 +10,7 @@ import polars as pl
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
-from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
+from midlayer_encoders.report.pages import block, figure_html, layer_table, page_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def comparisons_html(
             "misses the true difference, and errors of neighboring layers are correlated.",
             figure_html(plot_differences(differences)),
         ],
-        "The numbers": [block("layer_table", *table) for table in _difference_tables(differences)],
+        "The numbers": _difference_tables(differences),
         "How it was measured": [block("facts", {"Base": base, "Compared": ", ".join(models), **how})],
     }
     return page_html(f"{' and '.join(models)} against {base}", comparisons_words(differences), sections, notes=notes)
@@ -86,21 +86,14 @@ def plot_differences(differences: pl.DataFrame) -> Figure:
     """
     models = differences["model"].unique(maintain_order=True).to_list()
     column = "base_layer" if same_depth(differences) else "depth"
-    figure, panels = drawing.panel_grid(differences["name"].n_unique())
-    for axes, ((name,), part) in zip(panels, differences.group_by("name", maintain_order=True), strict=True):
-        drawing.draw_level(axes, 0.0, "no difference")
-        for style, model in enumerate(models):
-            rows = part.filter(pl.col("model") == model).sort("depth")
-            tips = [
-                "layer {}: {} ({} to {})".format(layer, *(significant(value, 3, sign=True) for value in values))
-                for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
-            ]
-            x, y, low, high = (rows[key].to_list() for key in (column, "difference", "low", "high"))
-            label = f"{model} minus {rows['base'][0]}"
-            drawing.draw_points(axes, x, y, label=label, style=style, tips=tips, band=(low, high))
-        drawing.layer_axis(axes, max(differences["base_layer"]), relative=column == "depth")
-        drawing.set_title(axes, str(name))
-    return drawing.finish(figure)
+    panels: dict[str, list[drawing.Line]] = {}
+    by_depth = differences.sort("depth", maintain_order=True)
+    for (name, model), rows in by_depth.group_by("name", "model", maintain_order=True):
+        x, y, low, high = (rows[key].to_list() for key in (column, "difference", "low", "high"))
+        line = drawing.Line(x, y, f"{model} minus {rows['base'][0]}", models.index(model), (low, high))
+        panels.setdefault(str(name), []).append(line)
+    num_layers = int(differences["base_layer"].max())  # type: ignore[arg-type]
+    return drawing.plot_panels(panels, num_layers, relative=column == "depth", level=0.0)
 
 
 def same_depth(differences: pl.DataFrame) -> bool:
@@ -108,17 +101,17 @@ def same_depth(differences: pl.DataFrame) -> bool:
     return differences.filter(pl.col("base_layer") != pl.col("layer")).is_empty()
 
 
-def _difference_tables(differences: pl.DataFrame) -> list[tuple[str, list[Column]]]:
-    """Return captions and columns: two metrics with their intervals fit on paper."""
-    several = differences["model"].n_unique() > 1
-    tables = []
+def _difference_tables(differences: pl.DataFrame) -> list[str]:
+    """Return a table for each model: a column for each metric, with the interval."""
+    tables: list[str] = []
     for (model,), model_rows in differences.group_by("model", maintain_order=True):
-        subject = model if several else "Differences"
-        columns = [
-            metric_column(str(name), rows["layer"], rows[column], note)
+        columns = {
+            str(name): {
+                layer: "{} ({} to {})".format(*(significant(value, 3, sign=True) for value in values))
+                for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
+            }
             for (name,), rows in model_rows.group_by("name", maintain_order=True)
-            for note, column in {"": "difference", "from": "low", "to": "high"}.items()
-        ]
-        caption = f"{subject} by layer: minus {model_rows['base'][0]}, and its interval"
-        tables += [(caption, columns[start : start + 6]) for start in range(0, len(columns), 6)]
+        }
+        caption = f"{model} minus {model_rows['base'][0]} by layer, and the interval"
+        tables.append(layer_table(caption, columns, width=3))
     return tables

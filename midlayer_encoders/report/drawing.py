@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.report.labels import amount, significant
+from midlayer_encoders.report.labels import amount
 from midlayer_encoders.report.style import DASHES, LEVEL_DASHES, LIGHT, SERIES, ordered_colors
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -113,16 +112,47 @@ def figure_bytes(figure: Figure, image_format: str = "png", *, dpi: int = 100) -
     return content.getvalue()
 
 
-def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), *, ordered: int = 0) -> None:
-    """Store details for pages in an artist's gid, which matplotlib writes into an SVG.
+@dataclass(frozen=True)
+class Line:
+    """A curve of :func:`plot_panels`: arguments of :func:`draw_points`."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    style: int = 0
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+def plot_panels(
+    panels: Mapping[str, Sequence[Line]],
+    num_layers: int,
+    *,
+    relative: bool = False,
+    ordered: int = 0,
+    chosen: int | None = None,
+    level: float | None = None,
+) -> Figure:
+    """Return a panel of curves over layers for each title.
 
     Args:
-        artist: the artist to annotate.
-        kind: its CSS class.
-        tips: tooltip of each of its points or cells.
-        ordered: number of colors if its color is one of several for steps of a quantity.
+        panels: the curves by title.
+        num_layers: the last layer.
+        relative: whether positions are relative depths.
+        ordered: number of styles if they are steps of one quantity; 0 if they are categories.
+        chosen: a layer to mark.
+        level: a value to mark.
     """
-    artist.set_gid(json.dumps({"class": kind, "tips": list(tips), "ordered": ordered}))
+    figure, grid = panel_grid(len(panels))
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+        if chosen is not None:
+            draw_rule(axes, chosen, chosen=True)
+        if level is not None:
+            draw_level(axes, level)
+        for line in lines:
+            draw_points(axes, line.x, line.y, label=line.label, style=line.style, band=line.band, ordered=ordered)
+        layer_axis(axes, num_layers, relative=relative)
+        set_title(axes, title)
+    return finish(figure)
 
 
 def draw_points(
@@ -133,7 +163,6 @@ def draw_points(
     *,
     label: str = "",
     style: int = 0,
-    tips: Sequence[str] = (),
     band: tuple[Sequence[float], Sequence[float]] | None = None,
     ordered: int = 0,
 ) -> None:
@@ -146,7 +175,6 @@ def draw_points(
         kind: ``line``, ``disc`` or ``dot`` (small and faint).
         label: label in the legend; empty for none.
         style: index of the color and dashes.
-        tips: tooltip of each point.
         band: lower and upper ends of the interval at each position, drawn as a shaded band.
         ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
     """
@@ -156,37 +184,36 @@ def draw_points(
     if len(x) > _MAX_MARKERS:
         options["marker"] = ""
     if band is not None:
-        annotate(axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0), "band")
-    finite = np.isfinite(np.asarray(y, dtype=float))
-    (line,) = axes.plot(x, np.where(finite, y, math.nan), color=color, label=label, **options)
-    finite_tips = [tip for tip, is_finite in zip(tips, finite, strict=False) if is_finite]
-    annotate(line, "line" if kind == "line" else "dots", finite_tips, ordered=ordered)
+        axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0)
+    finite_y = np.where(np.isfinite(np.asarray(y, dtype=float)), y, math.nan)
+    axes.plot(x, finite_y, color=color, label=label, gid="line" if kind == "line" else "dots", **options)
 
 
-def draw_mark(axes: Axes, kind: Literal["best", "last"], x: float, y: float, text: str, *, large: bool = False) -> None:
-    """Mark the best or the last layer of a curve; large marks show their text."""
+def draw_mark(
+    axes: Axes, kind: Literal["best", "last"], x: float, y: float, text: str = "", *, large: bool = False
+) -> None:
+    """Mark the best or the last layer of a curve, with a text beside it."""
     best = kind == "best"
     fill = LIGHT["best" if best else "page"]
     edge = LIGHT["best" if best else "ink"]
     size = (8 if large else 5) - (not best)
-    (mark,) = axes.plot(x, y, "o" if best else "s", color=fill, markeredgecolor=edge, markersize=size, zorder=4)
-    annotate(mark, "mark", [text])
-    if large and text:
+    shape = "o" if best else "s"
+    axes.plot(x, y, shape, color=fill, markeredgecolor=edge, markersize=size, zorder=4, gid="mark")
+    if text:
         offset = (6, 9) if x == 0 else (0, 9)  # centered at layer 0, it would cover the axis
         write(axes, text, (x, y), offset if best else (14, -4), bold=best)
 
 
-def draw_level(axes: Axes, value: float, text: str, label: str = "", style: int = 0) -> None:
-    """Draw a horizontal line, such as a baseline; ``style`` selects its dashes, ``text`` is its tooltip."""
+def draw_level(axes: Axes, value: float, label: str = "", style: int = 0) -> None:
+    """Draw a horizontal line, such as a baseline; ``style`` selects its dashes."""
     dashes = LEVEL_DASHES[style % len(LEVEL_DASHES)]
-    annotate(axes.axhline(value, color=LIGHT["ink"], linewidth=1.2, linestyle=dashes, label=label), "level", [text])
+    axes.axhline(value, color=LIGHT["ink"], linewidth=1.2, linestyle=dashes, label=label, gid="level")
 
 
 def draw_rule(axes: Axes, x: float, *, chosen: bool = False) -> None:
     """Draw a vertical line at a reference value, or at the chosen layer."""
     color = LIGHT["best" if chosen else "soft"]
-    line = axes.axvline(x, color=color, linewidth=1.2, linestyle=(0, (2, 3)) if chosen else "-")
-    annotate(line, "rule")
+    axes.axvline(x, color=color, linewidth=1.2, linestyle=(0, (2, 3)) if chosen else "-", gid="rule")
 
 
 def write(
@@ -298,20 +325,3 @@ def layer_ticks(num_layers: int, max_ticks: int) -> list[int]:
     # A slightly coarser step that ends at the last layer is better than the finest one.
     step = next((step for step in fitting if num_layers % step == 0 and step <= 2 * fitting[0]), fitting[0])
     return list(range(0, num_layers + 1, step))
-
-
-def point_tips(
-    name: str,
-    x: Sequence[float],
-    y: Sequence[float],
-    write: Callable[[float], str] = significant,
-    *,
-    x_label: str = "layer",
-) -> list[str]:
-    """Return the tooltip of each point of a curve: its value, formatted by ``write``.
-
-    Example:
-        >>> point_tips("lidar", [0, 1], [31.0, 2 / 3])
-        ['lidar, layer 0: 31', 'lidar, layer 1: 0.6667']
-    """
-    return [f"{name}, {x_label} {position:g}: {write(value)}" for position, value in zip(x, y, strict=True)]

@@ -68,13 +68,10 @@ def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = N
     averages = _averages(recipes)
     winner = best_recipe(recipes)
     for style, (name, curve) in enumerate(averages.items()):
-        x, y = zip(*curve.points.items(), strict=True)
-        tips = drawing.point_tips(name, x, y, number)
-        drawing.draw_points(axes, x, y, label=name, style=style, tips=tips)
+        drawing.draw_points(axes, list(curve.points), list(curve.points.values()), label=name, style=style)
     draw_average_levels(axes, recipes[winner], baselines or {})
     best = averages[winner]
-    mark_text = f"{winner}, layer {best.best_layer}: {number(best.best)}"
-    drawing.draw_mark(axes, "best", best.best_layer, best.best, mark_text)
+    drawing.draw_mark(axes, "best", best.best_layer, best.best)
     drawing.layer_axis(axes, max(scores.num_layers for scores in recipes.values()))
     drawing.value_axis(axes, pad=0.12)
     tasks = recipes[winner].tasks
@@ -88,7 +85,7 @@ def draw_average_levels(axes: Axes, scores: Summary, baselines: Baselines) -> No
     """Draw the average of each baseline that was scored on every task, with its value in the legend."""
     means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
     for style, (name, mean) in enumerate((name, mean) for name, mean in means.items() if mean is not None):
-        drawing.draw_level(axes, mean, text := f"{name} {number(mean)}", text, style)
+        drawing.draw_level(axes, mean, f"{name} {number(mean)}", style)
 
 
 def best_recipe(recipes: Mapping[str, Summary]) -> str:
@@ -153,15 +150,15 @@ def _draw_curve(
     for style, (name, level) in enumerate(levels.items()):
         if level is not None and math.isfinite(level):
             level_texts.append(f"{name} {number(level)}")
-            drawing.draw_level(axes, level, level_texts[-1], name, style)
-    x, y = zip(*curve.points.items(), strict=True)
-    drawing.draw_points(axes, x, y, tips=drawing.point_tips(curve.name, x, y, number))
+            drawing.draw_level(axes, level, name, style)
+    drawing.draw_points(axes, list(curve.points), list(curve.points.values()))
     best, last = number(curve.best), number(curve.last)
     caption = [curve.measure, f"best {best} at {curve.best_layer}"]
     if curve.best_layer != curve.last_layer:
-        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {last}", large=large)
+        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {last}" if large else "", large=large)
         caption.append(f"last {last} ({signed(-curve.gain)})")
-    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {best}", large=large)
+    text = f"layer {curve.best_layer}: {best}" if large else ""
+    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, text, large=large)
     drawing.layer_axis(axes, num_layers)
     drawing.value_axis(axes, pad=0.16 if large else 0.08)
     drawing.set_title(axes, curve.name, [*caption, *level_texts], large=large)
@@ -197,18 +194,16 @@ def plot_metrics(frame: pl.DataFrame, *, chosen: int | None = None) -> Figure:
     labels = list(dict.fromkeys(series.label for many in metrics.values() for series in many))
     depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
     relative = len(depths) > 1
-    figure, panels = drawing.panel_grid(len(metrics))
-    for axes, (name, many) in zip(panels, metrics.items(), strict=True):
-        if chosen is not None:
-            drawing.draw_rule(axes, chosen, chosen=True)
-        for series in many:
-            x = series.depths if relative else series.layers
-            tips = drawing.point_tips(series.label or name, series.layers, series.values)
-            style = labels.index(series.label)
-            drawing.draw_points(axes, x, series.values, label=series.label, style=style, tips=tips)
-        drawing.layer_axis(axes, max(depths, default=0), relative=relative)
-        drawing.set_title(axes, name)
-    return drawing.finish(figure)
+    panels = {
+        name: [
+            drawing.Line(
+                series.depths if relative else series.layers, series.values, series.label, labels.index(series.label)
+            )
+            for series in many
+        ]
+        for name, many in metrics.items()
+    }
+    return drawing.plot_panels(panels, max(depths, default=0), relative=relative, chosen=chosen)
 
 
 def gap_text(figure: Figure, reason: str = "Not finite at some layers") -> str:
@@ -242,7 +237,7 @@ def plot_selection(
         drawing.layer_axis(axes, num_layers)
     for row, (name, choice) in enumerate(choices.items()):
         if name == rule:
-            drawing.draw_mark(head, "best", choice, row, "", large=True)
+            drawing.draw_mark(head, "best", choice, row, large=True)
         else:
             drawing.draw_points(head, [choice], [row], "disc")
         drawing.write(head, str(choice), (choice, row), bold=name == rule, va="center")

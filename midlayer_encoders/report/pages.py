@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.report import drawing, style
-from midlayer_encoders.report.inline_svg import figure_svg
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import METRIC_MEANINGS, significant, with_import
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: Texts of a column of a table, by layer or by the name of another row.
+Texts: TypeAlias = dict[int | str, str]
 
 
 def write_page(text: str, path: str | Path) -> Path:
@@ -88,13 +90,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-    environment.globals |= {
-        "css": Markup(style.page_css()),
-        "script": Markup(script),
-        "script_digest": b64encode(sha256(script.encode()).digest()).decode(),
-        "figure": figure_html,
-    }
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    environment.globals |= {"css": Markup(css), "figure": figure_html}
     environment.filters |= {"breakable": breakable, "sentence": _sentence, "with_import": with_import}
     return environment
 
@@ -117,31 +114,34 @@ def breakable(name: str) -> Markup:
 
 def figure_html(figure: Figure, *, meanings: bool = False) -> Markup:
     """Return the HTML of a figure; with ``meanings``, what the values of its metrics mean."""
-    titles = [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] if meanings else []
-    explained = {title: METRIC_MEANINGS[title] for title in titles if title in METRIC_MEANINGS}
-    return block("figure", Markup(figure_svg(figure)), explained)
+    titles = [axes.get_title(loc="left").replace("\n", ": ") for axes in figure.axes]
+    explained = {title: METRIC_MEANINGS[title] for title in titles if meanings and title in METRIC_MEANINGS}
+    image = b64encode(drawing.figure_bytes(figure, dpi=150)).decode()
+    return block("figure", "; ".join(titles), image, round(90 * figure.get_figwidth()), explained)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table by layer.
+def layer_table(caption: str, columns: Mapping[str, Texts], best: int | None = None, width: int = 8) -> Markup:
+    """Return tables of texts by layer, below them rows with names, such as baselines.
 
-    Attributes:
-        heading: first line of its head.
-        texts: cell of each layer.
-        best: layer whose cell is highlighted.
-        feet: cells below the layers.
-        note: second line of its head.
+    Args:
+        caption: of each table.
+        columns: texts of a column by layer or name, by heading; empty texts are unknown.
+        best: layer to highlight.
+        width: maximum number of columns of a table; more do not fit on paper.
     """
+    keys: dict[int | str, None] = dict.fromkeys(key for texts in columns.values() for key in texts)
+    layers = sorted(key for key in keys if isinstance(key, int))
+    rows: list[int | str] = [*layers, *(key for key in keys if isinstance(key, str))]
+    count = math.ceil(len(columns) / width)
+    tables = Markup("")
+    for place in range(count):
+        headings = list(columns)[place * len(columns) // count : (place + 1) * len(columns) // count]
+        cells = [[key, *(columns[head].get(key) or "–" for head in headings)] for key in rows]
+        name = f"{caption}, {place + 1} of {count}" if count > 1 else caption
+        tables += block("text_table", [["Layer", *headings], *cells], name, best)
+    return tables
 
-    heading: str
-    texts: Mapping[int, str]
-    best: int | None = None
-    feet: Sequence[str] = ()
-    note: str = ""
 
-
-def metric_column(heading: str, layers: Iterable[int], values: Iterable[float], note: str = "") -> Column:
-    """Return a column of values by layer, with four significant digits."""
-    texts = {layer: significant(value, zeros=True) for layer, value in zip(layers, values, strict=True)}
-    return Column(heading, texts, note=note)
+def metric_texts(layers: Iterable[int], values: Iterable[float]) -> Texts:
+    """Return values by layer with four significant digits."""
+    return {layer: significant(value, zeros=True) for layer, value in zip(layers, values, strict=True)}

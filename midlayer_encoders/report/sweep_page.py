@@ -19,7 +19,7 @@ from midlayer_encoders.frame.summaries import (
 )
 from midlayer_encoders.report import layer_charts
 from midlayer_encoders.report.labels import amount, duration, interval_words, number, signed
-from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
+from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, metric_texts, page_html
 
 _NO_RESAMPLES = pl.DataFrame(schema=RESAMPLES_SCHEMA)
 
@@ -70,10 +70,7 @@ def report_html(
         sections["Recipes and layers"] = [
             figure_html(layer_charts.plot_recipes(recipes, shared)),
             "Each recipe by layer, in points (score × 100). The rest of the page is about the best recipe.",
-            f"Each recipe at its best layer{intervals}.",
-            block(
-                "text_table", layer_charts.recipe_rows(recipes, shared, recipe_gains), "Recipes at their best layers"
-            ),
+            block("text_table", layer_charts.recipe_rows(recipes, shared, recipe_gains), f"Best layers{intervals}"),
         ]
     depth = sections["Score by depth"] = []
     if several_layers:
@@ -96,14 +93,14 @@ def report_html(
         text = "All layers were scored together, and some of them again by mteb's own evaluators."
         sections["Confirmed by mteb"] = [f"{text} {confirmed}"]
     score_columns = _score_columns(scores, parameters, seconds, shared)
-    metric_columns = [
-        metric_column(name, series.layers, series.values, series.label)
+    metric_columns = {
+        f"{name} {series.label}".rstrip(): metric_texts(series.layers, series.values)
         for name, many in metrics.items()
         for series in many
-    ]
+    }
     sections["The numbers"] = [
-        block("layer_table", "Points by layer", score_columns, best if several_layers else None, list(shared)),
-        block("layer_table", "Metrics by layer", metric_columns),
+        layer_table("Points by layer", score_columns, best if several_layers else None),
+        layer_table("Metrics by layer", metric_columns),
     ]
     model = scores.model.removeprefix("local/")
     sections["How it was measured"] = [block("facts", {"model": model, **how})]
@@ -236,23 +233,23 @@ def confirmed_words(frame: pl.DataFrame) -> str:
 
 def _score_columns(
     scores: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float], baselines: Baselines
-) -> list[Column]:
+) -> dict[str, Texts]:
+    """Return the costs, the average and each task by layer and baseline."""
     layers = set().union(*(task.points for task in scores.tasks))
-    costs = {
+    columns: dict[str, Texts] = {
         "Parameters, M": {layer: number(parameters[layer] / 1e6) for layer in layers & set(parameters)},
         "Milliseconds": {layer: amount(1e3 * seconds[layer]) for layer in layers & set(seconds)},
     }
-    columns = [Column(heading, texts) for heading, texts in costs.items() if texts]
+    columns = {heading: texts for heading, texts in columns.items() if texts}
     if scores.average and len(scores.tasks) > 1:
-        means = [average_baseline(scores, by_task) for by_task in baselines.values()]
-        columns.append(_score_column(scores.average, "Average", means))
+        means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
+        columns["Average"] = _score_texts(scores.average, means)
     for task in scores.tasks:
-        feet = [100 * by_task[task.name] if task.name in by_task else None for by_task in baselines.values()]
-        columns.append(_score_column(task, task.name, feet))
+        levels = {name: 100 * by_task[task.name] for name, by_task in baselines.items() if task.name in by_task}
+        columns[task.name] = _score_texts(task, levels)
     return columns
 
 
-def _score_column(curve: Curve, heading: str, baselines: Sequence[float | None]) -> Column:
-    texts = {layer: number(value) for layer, value in curve.points.items()}
-    best = curve.best_layer if len(texts) > 1 else None
-    return Column(heading, texts, best, [*map(number, baselines)])
+def _score_texts(curve: Curve, levels: Mapping[str, float | None]) -> Texts:
+    points: Texts = {layer: number(score) for layer, score in curve.points.items()}
+    return points | {name: number(level) for name, level in levels.items()}

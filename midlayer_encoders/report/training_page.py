@@ -12,7 +12,7 @@ from midlayer_encoders.frame.steps import History, histories, layer_changes, set
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import gap_text
-from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
+from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, metric_texts, page_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def steps_html(
         "The numbers, and which layers settle first": [
             "A layer changes between successive steps by a share of the metric's range over all steps and layers. It "
             f"has settled at the step from which it stays within {100 * within:g} % of the range of its final value.",
-            *(block("layer_table", *table) for table in _tables(frame, measured, within).items()),
+            *(layer_table(*table) for table in _tables(frame, measured, within).items()),
         ],
         "How it was measured": [block("facts", {"Model": model, "Steps": ", ".join(map(str, steps)), **how})],
     }
@@ -106,23 +106,22 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     measured = histories(frame)
     steps = measured[0].steps
     labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
-    figure, panels = drawing.panel_grid(len(measured))
-    for axes, history in zip(panels, measured, strict=True):
-        for style, (step, values) in enumerate(zip(steps, history.values.tolist(), strict=True)):
-            tips = drawing.point_tips(f"step {step}", history.layers, values)
-            label = labels.get(style, "")
-            drawing.draw_points(axes, history.layers, values, label=label, style=style, tips=tips, ordered=len(steps))
-        drawing.layer_axis(axes, history.layers[-1])
-        drawing.set_title(axes, history.title)
-    return drawing.finish(figure)
+    panels = {
+        history.title: [
+            drawing.Line(history.layers, values, labels.get(style, ""), style)
+            for style, values in enumerate(history.values.tolist())
+        ]
+        for history in measured
+    }
+    return drawing.plot_panels(panels, max(history.layers[-1] for history in measured), ordered=len(steps))
 
 
 def _rows_of(frame: pl.DataFrame, history: History) -> pl.DataFrame:
     return frame.filter(name=history.name, dataset=history.dataset)
 
 
-def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> dict[str, list[Column]]:
-    tables: dict[str, list[Column]] = {}
+def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> dict[str, dict[str, Texts]]:
+    tables: dict[str, dict[str, Texts]] = {}
     ends = settled(frame, within=within)
     for history in measured:
         final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
@@ -132,7 +131,8 @@ def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> 
             "Mean change between successive steps, % of the metric's range": dict(changes.sort("layer").iter_rows()),
         }
         for caption, values in captions.items():
-            tables.setdefault(caption, []).append(metric_column(history.title, values, values.values()))
-        steps = {layer: str(step) for layer, step in _rows_of(ends, history).select("layer", "step").iter_rows()}
-        tables.setdefault("The step from which each layer is settled", []).append(Column(history.title, steps))
+            tables.setdefault(caption, {})[history.title] = metric_texts(values, values.values())
+        rows = _rows_of(ends, history).select("layer", "step").iter_rows()
+        steps: Texts = {layer: str(step) for layer, step in rows}
+        tables.setdefault("The step from which each layer is settled", {})[history.title] = steps
     return tables

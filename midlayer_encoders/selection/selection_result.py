@@ -221,18 +221,21 @@ class Selection(TidyResult):
 
     def _repr_html_(self) -> str:
         """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
-        from midlayer_encoders.report.selection_page import selection_cell
+        from midlayer_encoders.report.pages import notebook_html
 
-        return selection_cell(self)
+        return notebook_html(self.verdict, self.choices_table(), self.plot(), self.notes)
 
     @property
     def title(self) -> str:
         """The layer and the model, without the reason."""
         return f"Layer {self.layer} of {self.num_layers} of {self.label or self.model.removeprefix('local/')}"
 
-    def choices_table(self) -> pl.DataFrame:
-        """Return :meth:`to_frame` as pages show it: a row for each rule or recipe, without what all rows share."""
-        return self.to_frame().drop("model", "revision", "depth", "chosen")
+    def choices_table(self) -> list[list[str]]:
+        """Return :meth:`to_frame` as texts, headings first, without what all rows share."""
+        table = self.to_frame().drop("model", "revision", "depth", "chosen")
+        numbers = pl.selectors.float().map_elements("{:.3g}".format, pl.String)
+        rows = table.with_columns(numbers).cast(pl.String).fill_null("").rows()
+        return [table.columns, *map(list, rows)]
 
     @property
     def verdict(self) -> str:

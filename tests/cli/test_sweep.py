@@ -239,8 +239,9 @@ def test_loaded_sweep_writes_the_page_with_all_notes(tmp_path: Path) -> None:
     for expected_text in (
         "10M parameters, 20\xa0% of 50M; 93.8 ms per text, 50\xa0% of 188 ms",
         "A remark.",
-        "TF-IDF 70.0",
-        "MiniLM 65.0",
+        "TF-IDF scores 70.0 on A",
+        ">TF-IDF</th><td>–</td><td>–</td><td>70.0</td>",
+        ">MiniLM</th><td>–</td><td>–</td><td>65.0</td>",
     ):
         assert expected_text in page
     assert "midlayer export m --layer 0 --norm none --out layer-0" in page

@@ -101,7 +101,7 @@ def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
     assert pl.read_csv(comparison.folder / "differences.csv").columns == list(DIFFERENCES)
     assert {path.name for path in comparison.folder.glob("*.png")} == {"metrics.png", "differences.png"}
     page = (comparison.folder / "report.html").read_text()
-    assert page.count("fill-opacity: 0.18") == 2  # the bands of both metrics
+    assert page.count('<img class="chart"') == 2  # metrics and differences
     assert "random halves of 6 texts" in page
     assert "tuned differs from base" in page
 

@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks.paper.charts import plot_correlations
 from midlayer_encoders.errors import OptionError
-from tests.report.drawn_artists import artists, details, points, titles
+from tests.report.drawn_artists import artists, points, titles
 
 ROWS = [
     ("m", "r", "average", "dime", "dcor", 0.5, 0.25, 0.7, None),
@@ -22,7 +22,6 @@ def test_models_share_the_row_of_their_metric() -> None:
     single, first, _, second = artists(axes, "dots")
     assert points(single) == [(0.6, -0.175)]
     assert (first.get_label(), points(first)) == ("m", [(0.5, -0.175), (0.2, 0.825)])
-    assert details(first)["tips"][0] == "dime, average: 0.500 (p 0.25)"
     spans = axes.collections[0].get_segments()
     assert [[x for x, _ in span] for span in spans] == [[0, 0.7], [0, 0]]  # the second has too few layers
     assert (second.get_label(), points(second)) == ("n", [(0.9, 1.175)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,14 +9,8 @@ from matplotlib.lines import Line2D
 
 
 def artists(axes: Axes, kind: str) -> list[Line2D]:
-    """Return the lines of an axes that pages give a class: line, dots, mark, level, rule or front."""
-    return [line for line in axes.lines if details(line).get("class") == kind]
-
-
-def details(artist: Any) -> dict[str, Any]:
-    """Return class, tooltips and other details of an artist for pages."""
-    gid = artist.get_gid()
-    return json.loads(gid) if gid else {}
+    """Return the lines of an axes of a kind: line, dots, mark, level, rule or front."""
+    return [line for line in axes.lines if line.get_gid() == kind]
 
 
 def points(line: Line2D) -> list[tuple[float, float]]:

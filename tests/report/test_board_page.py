@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.boards.sweep_board import Board, Point, Run, best_within, pareto_front
-from tests.report.drawn_artists import artists, details, titles
+from tests.report.drawn_artists import artists, points, titles
 from tests.report.made_runs import make_run
 
 A = {"STS": [0.2, 0.6, 0.5]}
@@ -104,9 +104,7 @@ def test_chart_has_a_curve_a_disc_and_a_front_for_each_cost() -> None:
     assert list(front.get_xdata()) == [10, 20, 60, first.get_xlim()[1]]
     assert list(front.get_ydata()) == pytest.approx([20, 60, 70, 70])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Pareto front", "TF-IDF 40.0", "a", "b"]
-    assert details(artists(first, "dots")[-1])["tips"] == [
-        "b, layer 2: 70.0 points\n60 parameters, 4 ms per text, 32 bytes per vector"
-    ]
+    assert points(artists(first, "dots")[-1]) == [(60, pytest.approx(70))]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 

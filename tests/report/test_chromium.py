@@ -1,4 +1,4 @@
-"""Pages in Chromium with pointer, keyboard, phone, dark theme, print, and malicious names."""
+"""Pages in Chromium on a phone, in the dark theme, in print, and with malicious names."""
 
 from __future__ import annotations
 
@@ -93,25 +93,10 @@ class OpenedPage:
             assert hacked == "undefined"
 
 
-def test_table_of_tasks_fits_a_desk_and_fades_out_where_it_continues(chromium: Any, tmp_path: Path) -> None:
-    names = ("Banking77Classification", "EmotionClassification", "STSBenchmark", "StackOverflowTitlesClustering",
-             "TrecQAReranking", "TwitterURLCorpus")  # fmt: skip
-    for model in ("all-MiniLM-L6-v2", "SmolLM2-135M with word-echo"):
-        make_sweep(tmp_path / model, {name: [0.1, 0.3] for name in names}, model=model)
-    board(tmp_path).to_html(tmp_path / "board.html")
-    continues = "boxes => boxes.map(box => box.hasAttribute('data-more'))"
-    with OpenedPage(chromium, tmp_path / "board.html", viewport=PHONE) as page:
-        assert page.eval_on_selector_all(".scroll", continues) == [True]
-        page.locator(".scroll").last.evaluate("box => box.scrollLeft = box.scrollWidth")
-        page.wait_for_timeout(100)
-        assert page.eval_on_selector_all(".scroll", continues) == [False]
-        assert page.locator("tbody th").last.bounding_box()["x"] >= 0  # the names stay
-
-
 @pytest.mark.parametrize("name", ["sweep", "runs/a/report"])
 def test_first_chart_starts_without_scrolling(chromium: Any, folder: Path, name: str) -> None:
     with OpenedPage(chromium, folder / f"{name}.html", viewport={"width": 1280, "height": 800}) as page:
-        box = page.locator("svg.chart").first.bounding_box()
+        box = page.locator("img.chart").first.bounding_box()
         assert box["y"] < 400
 
 
@@ -127,17 +112,9 @@ def test_page_fits_and_malicious_names_are_plain_text(
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
         assert HOSTILE in page.inner_text("body")
-        text_heights = page.eval_on_selector_all(
-            "svg text", "texts => texts.map(text => text.getBoundingClientRect().height).filter(h => h)"
-        )
-        assert min(text_heights) >= 9
-        for field in page.locator("button:visible").all():
-            box = field.bounding_box()
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= size["width"] or field.locator("xpath=ancestor::table").count()
 
 
-def test_only_the_script_of_the_page_runs(chromium: Any, folder: Path) -> None:
+def test_no_script_runs(chromium: Any, folder: Path) -> None:
     opened = OpenedPage(chromium, folder / "board.html")
     opened.page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'hacked = 1'}))"
@@ -149,62 +126,11 @@ def test_only_the_script_of_the_page_runs(chromium: Any, folder: Path) -> None:
     opened.context.close()
 
 
-def test_point_shows_its_layer_and_score(chromium: Any, folder: Path) -> None:
-    with OpenedPage(chromium, folder / "sweep.html") as page:
-        point, tip = page.locator("g.line use").nth(12), page.locator(".tip")
-        assert not tip.is_visible()
-        point.hover(force=True)
-        text = tip.inner_text()
-        assert text.startswith("average of 5 tasks, layer 12: ")
-        assert point.get_attribute("aria-label") == text
-        page.mouse.move(2, 2)
-        assert not tip.is_visible()
-    with OpenedPage(chromium, folder / "board.html", viewport=PHONE, has_touch=True) as page:
-        point = page.locator("g.line use:visible").first  # layer 0, not covered by a disc
-        point.scroll_into_view_if_needed()
-        page.wait_for_timeout(100)  # scrolling hides the tooltip
-        point.tap(force=True)
-        box = page.locator(".tip").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= PHONE["width"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_everything_is_reachable_by_keyboard(chromium: Any, folder: Path) -> None:
-    with OpenedPage(chromium, folder / "board.html") as page:
-        tip, label = page.locator(".tip"), "document.activeElement.getAttribute('aria-label')"
-        stops: list[str] = []
-        focused = "document.activeElement.tagName + ' ' + (document.activeElement.getAttribute('class') ?? '')"
-        while len(stops) < 60 and "BODY " not in stops:
-            page.keyboard.press("Tab")
-            stops.append(page.evaluate(focused))
-        assert stops.count("FIGURE ") == 1  # one stop for all points of a figure
-        assert not any(stop.startswith("use") for stop in stops)
-        page.locator("figure").first.focus()
-        assert not tip.is_visible()
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowRight")
-        assert ", layer 1: 70.0 points" in page.evaluate(label)
-        assert tip.inner_text() == page.evaluate(label)
-        page.keyboard.press("End")
-        assert ", layer 2: 65.0 points" in page.evaluate(label)
-        page.keyboard.press("ArrowDown")  # the next run, at the same layer
-        assert page.evaluate(label).startswith("m, layer 2: 50.0 points")
-        page.keyboard.press("Escape")
-        assert not tip.is_visible()
-
-
 def test_print_is_light_and_hides_interactive_parts(chromium: Any, folder: Path) -> None:
     with OpenedPage(chromium, folder / "board.html", color_scheme="dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_page_is_readable_without_scripts(chromium: Any, folder: Path) -> None:
-    with OpenedPage(chromium, folder / "board.html", java_script_enabled=False) as page:
-        assert page.locator("table tbody tr").count() == 5
-        assert page.locator("svg use title").count() > 10
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.report import plot_metrics, plot_scores, write_figure
 from midlayer_encoders.report.layer_charts import plot_summary
-from tests.report.drawn_artists import artists, details
+from tests.report.drawn_artists import artists
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
 
@@ -87,13 +87,13 @@ def test_baseline_is_a_level_in_the_panel_of_its_task() -> None:
     baselines = {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
     _, first, second = plot_summary(scores, baselines).axes
     assert not artists(first, "level")
-    levels = [(level.get_ydata()[0], level.get_label(), details(level)["tips"]) for level in artists(second, "level")]
-    assert levels == [(70.0, "TF-IDF", ["TF-IDF 70.0"]), (80.0, "MiniLM", ["MiniLM 80.0"])]
+    levels = [(level.get_ydata()[0], level.get_label()) for level in artists(second, "level")]
+    assert levels == [(70.0, "TF-IDF"), (80.0, "MiniLM")]
     caption = second.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
     assert caption.endswith("TF-IDF 70.0 · MiniLM 80.0")
     tfidf = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
     average_axes = plot_summary(scores, {"TF-IDF": tfidf, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
-    assert [details(level)["tips"] for level in artists(average_axes, "level")] == [["TF-IDF 60.0"]]
+    assert [level.get_ydata()[0] for level in artists(average_axes, "level")] == [60.0]
 
 
 def test_metrics_figure_is_a_png(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_table_and_summary(scores: dict[str, dict[int, float]]) -> None:
     ]
     mean = sum(100 * value for value in baselines.values()) / len(baselines)
     expected = [format_number(100 * value) for value in baselines.values()]
-    assert foot == ["BM25", "", "", *([format_number(mean)] if averaged else []), *expected]
+    assert foot == ["BM25", "–", "–", *([format_number(mean)] if averaged else []), *expected]
     best, last = min(means, key=lambda k: (-means[k], k)), max(means)
     savings = f"At layer {best}: {amount(parameters[best])} parameters, {100 * parameters[best] / parameters[last]:.0f} % of {amount(parameters[last])}; "
     assert (savings in page.replace("\N{NO-BREAK SPACE}", " ")) is (best != last)
@@ -93,16 +93,10 @@ def test_table_and_summary(scores: dict[str, dict[int, float]]) -> None:
         assert f"BM25 scores as much as the best layer or more on {tasks}" in page
     winner = re.findall(r'<tr class="winner"><th scope="row">(\d+)</th>', page)
     assert winner == [str(best)]
-    tops = [re.findall(r"<td( class=\"top\")?>", row) for row in re.findall(r"<tr.*?</tr>", page)[1 : len(layers) + 1]]
-    curves = [*([means] if averaged else []), *scores.values()]
-    for column, curve in enumerate(curves, start=2):
-        best_layer = min(curve, key=lambda k: (-curve[k], k))
-        assert [layers[row] for row, cells in enumerate(tops) if cells[column]] == [best_layer]
 
 
 @pytest.mark.parametrize("scores", CASES.values(), ids=list(CASES))
 def test_captions_of_each_task(scores: dict[str, dict[int, float]]) -> None:
-    """The caption of each panel, and the tooltips of each point."""
     page = unescape(report_html(make_frame(scores), title="T", how={}))
     for task, values in scores.items():
         best, last = min(values, key=lambda k: (-values[k], k)), max(values)
@@ -113,12 +107,10 @@ def test_captions_of_each_task(scores: dict[str, dict[int, float]]) -> None:
                 caption_parts.append(
                     f"last {format_number(100 * values[last])} ({format_number(difference) if round(difference, 1) else '0.0'})"
                 )
-            label = re.search(r'aria-label="(average.*?)"', page)
+            label = re.search(r'alt="(average.*?)"', page)
             assert label is not None
             shown = label[1].replace("\N{NO-BREAK SPACE}", " ").replace(" ·: ", " · ").replace(":  · ", " · ")
             assert f"; {task}: {' · '.join(caption_parts)}" in shown
-        for layer, value in values.items():
-            assert f"<title>{task}, layer {layer}: {format_number(100 * value)}</title>" in page
 
 
 def test_figures_draw_the_same_points() -> None:
@@ -150,7 +142,7 @@ def test_metrics_are_in_the_table_and_the_figure_by_dataset() -> None:
         report_html(frame.sample(fraction=1, shuffle=True, seed=1).sort("name"), title="T", how={}), "Metrics by layer"
     )
     columns = [(name, texts) for name in ("curvature", "lidar") for texts in ("one", "two")]
-    order = [next(c for c in columns if "".join(c) == title) for title in head[1:]]
+    order = [next(c for c in columns if " ".join(c) == title) for title in head[1:]]
     assert sorted(order) == sorted(columns)
     for layer, row in enumerate(rows):
         assert row[0] == str(layer)
@@ -196,8 +188,6 @@ def test_malicious_name_is_shown_literally(location: str) -> None:
 
 
 def check_harmless(page: str) -> None:
-    page, _, script = page.rpartition("<script>")
-    assert script.count("</script>") == 1
     assert "<script" not in page
     assert "<i x=" not in page
     bare = re.sub("<wbr>", "", page)
@@ -234,8 +224,8 @@ def test_malicious_name_in_a_training_history(location: str) -> None:
 
 
 def test_tables_of_a_comparison_hold_every_difference_and_interval() -> None:
-    """Three metrics fill two tables for each model."""
-    names, models = ("lidar", "dime", "curvature"), ("b", "c")
+    """Four metrics fill two tables for each model."""
+    names, models = ("lidar", "dime", "curvature", "anisotropy"), ("b", "c")
     rows = [
         ("a", model, k, k, k / 2, "t", name, value, value - 0.25, value + 0.5)
         for place, (model, name) in enumerate((model, name) for model in models for name in names)
@@ -247,19 +237,17 @@ def test_tables_of_a_comparison_hold_every_difference_and_interval() -> None:
     for model in models:
         heads: list[str] = []
         columns: list[list[str]] = []
-        tables = re.findall(rf"<table><caption>{model} by layer: minus a, and its interval.*?</table>", page)
+        tables = re.findall(rf"<table><caption>{model} minus a by layer, and the interval.*?</table>", page)
         assert len(tables) == 2
         for table in tables:
             head, *cells = table_cells(table, model)
             heads += head[1:]
             columns += [list(column) for column in zip(*cells, strict=True)][1:]
-        assert heads == [f"{name}{note}" for name in names for note in ("", "from", "to")]
+        assert heads == list(names)
         own = [row for row in rows if row[1] == model]
         expected = [[row for row in own if row[6] == name] for name in names]
         assert columns == [
-            [f"{row[place]:#.4g}".replace("-", "−").removesuffix(".") if row[place] else "0" for row in part]
-            for part in expected
-            for place in (7, 8, 9)
+            ["{:+.3g} ({:+.3g} to {:+.3g})".format(*row[7:]).replace("-", "−") for row in part] for part in expected
         ]
     facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     assert facts == {"lidar": METRIC_MEANINGS["lidar"], "Base": "a", "Compared": "b, c", "seed": "7"}
@@ -316,5 +304,5 @@ def test_chart_comes_before_the_words() -> None:
     frame = make_frame({"A": {0: 0.5, 1: 0.6}, "B": {0: 0.5, 1: 0.7}})
     page = report_html(frame, title="T", how={}, baselines={"TF-IDF": {"A": 0.1}}, export={"Python": "x"})
     main = page[page.index("<h2>") :]
-    assert main.index("<svg") < main.index("In points (score") < main.index("TF-IDF scores as much")
-    assert main.index("<svg") < main.index("<h2>Use this layer</h2>")
+    assert main.index("<img") < main.index("In points (score") < main.index("TF-IDF scores as much")
+    assert main.index("<img") < main.index("<h2>Use this layer</h2>")

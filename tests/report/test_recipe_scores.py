@@ -6,7 +6,7 @@ from html import unescape
 from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_recipes, recipe_rows
-from tests.report.drawn_artists import artists, details, points
+from tests.report.drawn_artists import artists, points
 from tests.report.made_frames import rows_frame
 
 SCORES = {
@@ -59,7 +59,7 @@ def test_best_layer_of_the_best_recipe_is_marked() -> None:
     """The averages are 25, 45 and 35 for plain, and 30 and 65 for one-word."""
     (curves,) = plot_recipes(SUMMARIES, BASELINES).axes
     (mark,) = artists(curves, "mark")
-    assert (points(mark), details(mark)["tips"]) == ([(2, 65)], ["one-word, layer 2: 65.0"])
+    assert points(mark) == [(2, 65)]
     assert (curves.get_title(loc="left"), curves.get_ylabel()) == ("average of 2 tasks", "points (score × 100)")
 
 

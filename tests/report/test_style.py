@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from midlayer_encoders.report.style import SERIES, page_css
+from midlayer_encoders.report import style
 
-CSS = page_css()
-THEMES = re.findall(r":root \{([^}]*--s4[^}]*)\}", CSS)
+CSS = Path(style.__file__).with_name("page.css").read_text(encoding="utf-8")
+THEMES = re.findall(r":root \{([^}]*--page[^}]*)\}", CSS)
 
 
 def luminance(color: str) -> float:
@@ -30,8 +31,11 @@ def test_text_and_lines_have_contrast_in_both_themes(theme: str) -> None:
             assert contrast(colors[text], colors[background]) >= 4.5, (text, background)
     assert contrast(colors["best"], colors["row"]) >= 4.5
     assert contrast(colors["ink"], colors["code"]) >= 4.5
-    for number in range(len(SERIES)):
-        assert contrast(colors[f"s{number}"], colors["page"]) >= 3.0
+
+
+def test_curves_have_contrast_and_charts_the_colors_of_the_page() -> None:
+    assert min(contrast(color, style.LIGHT["page"]) for color in style.SERIES) >= 3.0
+    assert style.LIGHT.items() <= dict(re.findall(r"--(\w+): (#\w{6});", THEMES[0])).items()
 
 
 def test_there_are_two_themes_and_print_is_light() -> None:

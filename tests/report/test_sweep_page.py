@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import math
 import re
-from base64 import b64encode
-from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -18,7 +15,7 @@ from midlayer_encoders.report.pages import write_page
 from tests.report.made_frames import METRICS, TASKS, full_frame, metrics_frame, rows_frame, scores_frame
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</td></script>"
-VOID = {"meta", "wbr", "br", "input"}
+VOID = {"meta", "wbr", "br", "input", "img"}
 
 
 class Balance(HTMLParser):
@@ -46,19 +43,16 @@ class Balance(HTMLParser):
             self.words.append(data)
 
 
-def check_script(text: str, page: Balance) -> None:
-    """Assert that a page has only its own script and a policy against others."""
-    assert [attributes for tag, attributes in page.seen if tag == "script"] == [{}]
-    (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+def check_script(page: Balance) -> None:
+    """Assert that a page has no script and a policy against scripts and requests."""
+    assert not [tag for tag, _ in page.seen if tag == "script"]
     (policy,) = (
         attributes["content"] or ""
         for _, attributes in page.seen
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
-    digest = b64encode(sha256(script.encode()).digest()).decode()
     assert policy.split("; ") == [
-        "default-src 'none'", f"script-src 'sha256-{digest}'", "style-src 'unsafe-inline'", "base-uri 'none'",
-        "form-action 'none'",
+        "default-src 'none'", "img-src data:", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'",
     ]  # fmt: skip
 
 
@@ -70,13 +64,11 @@ def checked_page(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
     page.close()
     assert page.open == []
     assert [tag for tag, _ in page.seen].count("h1") == 1
-    assert not {"img", "link", "iframe"} & {tag for tag, _ in page.seen}
-    check_script(text, page)
+    assert not {"link", "iframe"} & {tag for tag, _ in page.seen}
+    images = [attributes for tag, attributes in page.seen if tag == "img"]
+    assert all(image["alt"] and str(image["src"]).startswith("data:image/png;base64,") for image in images)
+    check_script(page)
     assert not re.findall(r"https?://|url\(|@import", text)
-    for picture in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
-        root = ElementTree.fromstring(picture)
-        assert root.get("aria-hidden") == "true" or (root.get("role") == "img" and root.get("aria-label"))
-        assert not re.search(r'="[^"]*\b(nan|inf)\b', re.sub(r'aria-label="[^"]*"', "", picture))
     return text, page
 
 
@@ -99,12 +91,9 @@ def test_numbers_on_the_page_match_the_frame() -> None:
     assert savings in page_text.replace("\N{NO-BREAK SPACE}", " ")
     assert "TF-IDF scores as much as the best layer or more on 1 of 2 tasks: STS." in page_text
     assert "MiniLM scores as much as the best layer or more on none of 2 tasks." in page_text
-    assert "TF-IDF 40.0" in page_text
-    assert "MiniLM 17.5" in page_text
-    assert {"average of 2 tasks, layer 1: 35.0", "B, layer 0: 20.0"} <= set(page.words)
-    assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td class="top">35.0</td>' in text
-    assert '<th scope="row">TF-IDF</th><td></td><td></td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
-    assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
+    assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td>35.0</td>' in text
+    assert '<th scope="row">TF-IDF</th><td>–</td><td>–</td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
+    assert '<th scope="row">MiniLM</th><td>–</td><td>–</td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
 
 
 def test_page_has_all_sections() -> None:
@@ -120,7 +109,7 @@ def test_page_has_all_sections() -> None:
     page_text = " ".join(page.words)
     for text_part in ("A task failed: it had no texts.", "42", "mteb 2.20", 'LayerEncoder("m", layer=1)', "--layer 1"):
         assert text_part in page_text
-    assert {*TASKS, *METRICS} <= set(page.words)
+    assert all(name in "".join(page.words) for name in (*TASKS, *METRICS))
 
 
 def test_metric_table_holds_every_value() -> None:
@@ -145,7 +134,8 @@ def test_malicious_names_stay_text() -> None:
         baselines={HOSTILE: {HOSTILE: 0.9}},
     )
     assert "".join(page.words).count(HOSTILE) > 8
-    assert not any("onerror" in attributes or "src" in attributes for _, attributes in page.seen)
+    assert not any("onerror" in attributes for _, attributes in page.seen)
+    assert {attributes["class"] for tag, attributes in page.seen if tag == "img"} == {"chart"}
 
 
 @pytest.mark.long

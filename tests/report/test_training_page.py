@@ -14,8 +14,6 @@ from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from tests.report.made_frames import rows_frame
 
-POINT = re.compile(r"<title>step \d+, layer \d+: ")
-
 # Steps by layers: layer 0 never moves, layer 1 settles at step 4, layer 2 moves until the end and has a gap at step 4.
 TABLE = {1: (1.0, 9.0, 0.0), 2: (1.1, 4.0, 3.0), 4: (1.0, 2.0, math.nan), 16: (1.0, 2.1, 10.0)}
 
@@ -134,12 +132,11 @@ class _Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.seen.append(tag)
-        if tag not in ("meta", "wbr", "br", "rect", "path", "use"):
+        if tag not in ("meta", "wbr", "br", "img"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "path", "use"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
 
 
 def test_page_is_complete_and_shows_every_step_and_gap() -> None:
@@ -148,10 +145,8 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
-    assert tags.seen.count("script") == 1  # only the page's own script
-    assert len(POINT.findall(page)) == 3 * 4 - 1  # without the gap
+    assert not tags.seen.count("script")
     assert "step3 failed: no weights" in page
-    assert all(f"step {step}, layer 1: " in page for step in TABLE)
     settled_at = re.search(r"<caption>The step from which each layer is settled</caption>.*?</table>", page)
     assert settled_at is not None
     assert re.findall(r"<td>(.*?)</td>", settled_at[0]) == ["1", "4", "16"]
@@ -161,9 +156,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
 def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
     page = steps_html(make_history({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
     assert "31 of the 154 steps are drawn here" in page
-    assert len(POINT.findall(page)) == 31 * 2
-    assert "step 153, layer 0: 153" in page
-    assert "step 1, layer 0" not in page
+    assert "<dt>Steps</dt><dd>0, 1, 2, " in page
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,6 @@ class Point:
     score: float
     costs: Mapping[Cost, float]
 
-    def describe(self) -> str:
-        """Return the score and the costs, in two lines."""
-        return f"{self.run}, layer {self.layer}: {self.score:.1f} points\n{cost_text(self.costs)}".rstrip("\n")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -226,16 +222,15 @@ class Board(TidyResult):
             drawing.amount_axis(axes, COSTS[cost], [point.costs[cost] for point in points if cost in point.costs])
             x = [*(point.costs[cost] for point in front), axes.get_xlim()[1]]
             y = [*(point.score for point in front), front[-1].score]
-            options: Any = {"color": LIGHT["best"], "alpha": 0.3, "linewidth": 4, "label": "Pareto front"}
-            drawing.annotate(axes.step(x, y, where="post", **options)[0], "front")
+            options: Any = {"alpha": 0.3, "linewidth": 4, "label": "Pareto front", "gid": "front"}
+            axes.step(x, y, where="post", color=LIGHT["best"], **options)
             draw_average_levels(axes, self.runs[0].summary, self._baselines)
             for style, run in enumerate(self.runs):
                 for kind, layers in {"line": run.points, "disc": [run.best]}.items():
                     priced = [point for point in layers if cost in point.costs]
                     x, y = [point.costs[cost] for point in priced], [point.score for point in priced]
-                    tips = [point.describe() for point in priced]
                     if kind == "disc" or len(set(x)) > 1:  # all layers may have the same cost
-                        drawing.draw_points(axes, x, y, kind, label=run.name, style=style, tips=tips)  # type: ignore[arg-type]
+                        drawing.draw_points(axes, x, y, kind, label=run.name, style=style)  # type: ignore[arg-type]
             drawing.set_title(axes, f"Score by {COSTS[cost]}")
         drawing.value_axis(*panels)
         return drawing.finish(figure, y_label="points (score × 100)")

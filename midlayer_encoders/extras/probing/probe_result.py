@@ -142,8 +142,7 @@ class ProbeResult(Result):
         label = f"{self.model.removeprefix('local/')}, {self.kind} probe"
         drawing.draw_points(axes, x.to_list(), y.to_list(), label=label, band=(low.to_list(), high.to_list()))
         drawing.draw_points(axes, [x[best]], [y[best]], "disc")
-        text = f"guessing ({self.chance:.0%})"
-        drawing.draw_level(axes, 100 * self.chance, text, text)
+        drawing.draw_level(axes, 100 * self.chance, f"guessing ({self.chance:.0%})")
         drawing.layer_axis(axes, self.num_layers)
         axes.set_ylabel("accuracy, %")
         drawing.set_title(axes, self.dataset)

@@ -11,7 +11,7 @@ import polars as pl
 from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
-from midlayer_encoders.report.pages import Column, block, figure_html, page_html
+from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, page_html
 from midlayer_encoders.report.training_page import plot_steps_curves
 
 if TYPE_CHECKING:
@@ -38,11 +38,9 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
     figure, panels = drawing.panel_grid(len(curves))
     for axes, (name, by_time) in zip(panels, curves.items(), strict=True):
         for style, (time, curve) in enumerate(by_time.items()):
-            x, y = zip(*curve.points.items(), strict=True)
-            tips = drawing.point_tips(f"{name} {time}", x, y, number)
-            drawing.draw_points(axes, x, y, label=time, style=style, tips=tips)
+            drawing.draw_points(axes, list(curve.points), list(curve.points.values()), label=time, style=style)
         if name in teacher:
-            drawing.draw_level(axes, teacher[name], f"{name}, teacher: {number(teacher[name])}", "teacher")
+            drawing.draw_level(axes, teacher[name], _TEACHER)
         drawing.layer_axis(axes, max(curve.last_layer for curve in by_time.values()))
         ends = " to ".join(number(curve.last) for curve in by_time.values())
         drawing.set_title(axes, name, [f"{ends} at the last"])
@@ -126,7 +124,7 @@ def tuning_html(
         sections["Every layer before and after"] = [
             "Points (score × 100) of each layer of the cut model; the last is the encoder's own, which was trained.",
             figure_html(plot_tuning(frame)),
-            block("layer_table", "Points by layer before and after", *_tuning_table(frame, scores)),
+            layer_table("Points by layer before and after", _tuning_table(frame, scores)),
         ]
     if len(losses) > 1:
         sections["The loss"] = [figure_html(_plot_losses(losses))]
@@ -140,19 +138,19 @@ def tuning_html(
     return page_html(title, [tuning_words(frame, losses)], sections, notes=notes)
 
 
-def _tuning_table(frame: pl.DataFrame, scores: Mapping[str, Summary]) -> tuple[list[Column], None, list[str]]:
-    """Return the columns of the scores before and after, no layer to highlight, and the name of the last row."""
+def _tuning_table(frame: pl.DataFrame, scores: Mapping[str, Summary]) -> dict[str, Texts]:
+    """Return the scores before and after by layer, and the teacher's, for the average and each task."""
     teacher = teacher_scores(frame)
-    columns = []
+    columns = {}
     for name, by_time in _curves(scores).items():
         before, after = by_time["before"].points, by_time["after"].points
-        texts = {
+        texts: Texts = {
             layer: f"{number(before.get(layer))} → {number(after.get(layer))}"
             + (f" ({signed(after[layer] - before[layer])})" if layer in before and layer in after else "")
             for layer in before.keys() | after.keys()
         }
-        columns.append(Column(name, texts, feet=[number(teacher.get(name))]))
-    return columns, None, [_TEACHER] if teacher else []
+        columns[name] = texts | ({_TEACHER: number(teacher.get(name))} if teacher else {})
+    return columns
 
 
 def _summaries(frame: pl.DataFrame) -> dict[str, Summary]:
@@ -176,10 +174,7 @@ def _plot_losses(losses: pl.DataFrame) -> Figure:
     for style, (column, label) in enumerate((("loss", "training"), ("held_out", "held out"))):
         rows = losses.drop_nulls(column)
         if len(rows):
-            x = rows["step"].to_list()
-            y = rows[column].to_list()
-            tips = drawing.point_tips(label, x, y, x_label="step")
-            drawing.draw_points(axes, x, y, label=label, style=style, tips=tips)
+            drawing.draw_points(axes, rows["step"].to_list(), rows[column].to_list(), label=label, style=style)
     last = float(losses["step"].max())  # type: ignore[arg-type]
     axes.set_xlim(-0.03 * last, 1.03 * last)
     axes.set_xticks([round(last * quarter / 4) for quarter in range(5)])
