@@ -38,7 +38,6 @@ from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks
-from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import Columns
@@ -342,15 +341,6 @@ def unit_outcomes(world: Any) -> Iterator[Path]:
     yield replace(whole, request=request.change(sources=sources[:2])).outcome
     yield replace(whole, request=request.change(recipes=[plain])).outcome
     yield replace(whole, request=request.change(recipes=None)).outcome
-
-
-@digest("tasks/docstrings.py", "_order")
-def orders(_: Any) -> Iterator[bytes]:
-    entry = Entry(**dict.fromkeys(Entry._fields, "a"))
-    yield _order(entry)
-    yield _order(entry._replace(summary="b"))
-    yield _order(entry._replace(description="b"))
-    yield _order(entry, entry)
 
 
 @digest("tasks/task_data.py", "TaskData.digest")

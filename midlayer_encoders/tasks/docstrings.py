@@ -3,14 +3,12 @@
 Their texts are plain sentences from the docstrings of five libraries and the standard library (``NOTICE``).
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
+from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 #: Label and type of each built-in task.
 BUILTIN_TASKS: dict[str, TaskType] = {
@@ -33,9 +31,8 @@ STS_GRADES: tuple[str, ...] = (
 #: Names of the sets of all built-in tasks, and the number of objects of each subject.
 BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 4}
 
-_CANDIDATES = 10
-
-#: The texts and the versions of the libraries that they are from; ``benchmarks/quality/docstring_texts`` extracts them.
+#: The texts, the versions of the libraries that they are from, and the rows of the tasks, with numbers of texts;
+#: ``benchmarks/quality/docstring_texts`` writes them.
 TEXTS = Path(__file__).with_name("docstring_texts.json")
 
 
@@ -60,118 +57,30 @@ class Entry(NamedTuple):
 
 
 @cache
+def _content() -> dict[str, Any]:
+    return json.loads(TEXTS.read_bytes())  # type: ignore[no-any-return]
+
+
+@cache
 def entries() -> tuple[Entry, ...]:
     """Return all objects, in the order of their libraries and subjects; their texts are distinct."""
-    return tuple(Entry(*fields) for fields in json.loads(TEXTS.read_bytes())["entries"])
-
-
-#: The objects of each shelf.
-Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
+    return tuple(Entry(*fields) for fields in _content()["entries"])
 
 
 @cache
 def builtin_data(label: str, name: str = "builtin") -> TaskData:
     """Return the rows of the built-in task ``label`` in the set ``name``."""
-    pool = _pool(BUILTIN_SETS[name])
-    return TaskData(label=label, type=BUILTIN_TASKS[label], origin="docstrings", **_MAKERS[label](pool))
-
-
-def _library(pool: Pool) -> dict[str, Any]:
-    numbers = {library: number for number, library in enumerate(dict.fromkeys(shelf[0].library for shelf in pool))}
-
-    def columns(objects: Iterable[Entry]) -> dict[str, list[object]]:
-        rows = [(text, numbers[entry.library]) for entry in objects for text in (entry.summary, entry.description)]
-        return as_columns(("text", "label"), rows)
-
-    return {
-        "description": "Which of six libraries is a sentence from? Names that give it away are masked.",
-        "splits": {  # both texts of an object are in the same split; otherwise one would reveal the other
-            "train": columns(entry for shelf in pool for entry in shelf[::2]),
-            "test": columns(entry for shelf in pool for entry in shelf[1::2]),
-        },
+    texts = [text for entry in entries() for text in (entry.summary, entry.description)]
+    task = dict(_content()["tasks"][name][label])
+    splits = {
+        split: {column: _with_texts(column, cells, texts) for column, cells in columns.items()}
+        for split, columns in task.pop("splits").items()
     }
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin="docstrings", splits=splits, **task)
 
 
-def _subject(pool: Pool) -> dict[str, Any]:
-    rows = [(entry.description, number) for number, shelf in enumerate(pool) for entry in shelf]
-    return {
-        "description": "Descriptions of objects, to be clustered by the part of a library they are from.",
-        "splits": {"test": as_columns(("sentences", "labels"), rows)},
-        # mteb draws this many rows with replacement, 16384 by default, ten times.
-        "settings": {"max_documents_per_cluster": len(rows), "n_clusters": 5},
-    }
-
-
-def _same_object(pool: Pool) -> dict[str, Any]:
-    rows = []
-    for entry, shelf in _on_shelves(pool):
-        rows.append((entry.summary, entry.description, 1))
-        rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
-    return {
-        "description": "Do a summary and a description speak of one object? If not, of two of one subject.",
-        "splits": {"test": as_columns(("sentence1", "sentence2", "labels"), rows)},
-    }
-
-
-def _own_description(pool: Pool) -> dict[str, Any]:
-    rows = [
-        (entry.summary, [entry.description], [other.description for other in _nearest(entry, shelf)[: _CANDIDATES - 1]])
-        for entry, shelf in _on_shelves(pool)
-    ]
-    return {
-        "description": f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
-        "splits": {"test": as_columns(("query", "positive", "negative"), rows)},
-    }
-
-
-def _nearness(pool: Pool) -> dict[str, Any]:
-    objects = sorted((entry for entry, _ in _on_shelves(pool)), key=_order)
-    rows = []
-    for entry in objects:
-        partners: dict[int, list[Entry]] = {}
-        for other in objects:
-            partners.setdefault(_grade(entry, other), []).append(other)
-        draw = int.from_bytes(_order(entry))
-        for grade, candidates in sorted(partners.items()):
-            rows.append((entry.summary, candidates[draw % len(candidates)].description, float(grade)))
-    grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
-    return {
-        "description": f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
-        "splits": {"test": as_columns(("sentence1", "sentence2", "score"), rows)},
-    }
-
-
-_MAKERS: dict[str, Callable[[Pool], dict[str, Any]]] = dict(
-    zip(BUILTIN_TASKS, (_library, _subject, _same_object, _own_description, _nearness), strict=True)
-)
-
-
-def _on_shelves(pool: Pool) -> Iterator[tuple[Entry, Sequence[Entry]]]:
-    """Return every object and its shelf."""
-    return ((entry, shelf) for shelf in pool for entry in shelf)
-
-
-@cache
-def _pool(size: int) -> Pool:
-    """Return ``size`` objects of each shelf, ordered by a hash of their texts so that new texts change few rows."""
-    shelves: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries():
-        shelves.setdefault((entry.library, entry.shelf), []).append(entry)
-    return tuple(tuple(sorted(objects, key=_order)[:size]) for objects in shelves.values())
-
-
-def _order(*objects: Entry) -> bytes:
-    texts = "\n".join(entry.summary + entry.description for entry in objects)
-    return hashlib.blake2b(texts.encode(), digest_size=8).digest()
-
-
-def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
-    """Return the other objects of a shelf, first from the same file."""
-    neighbors = [other for other in shelf if other != entry]
-    return sorted(neighbors, key=lambda other: (other.module != entry.module, _order(entry, other)))
-
-
-def _grade(entry: Entry, other: Entry) -> int:
-    """Return how many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
-    pairs = zip(entry[:4], other[:4], strict=True)  # library, shelf, module and name
-    return next((depth for depth, (a, b) in enumerate(pairs) if a != b), len(STS_GRADES) - 1)
+def _with_texts(column: str, cells: list[Any], texts: list[str]) -> list[Any]:
+    """Return a column with texts in place of their numbers; labels and scores stay."""
+    if column in ("label", "labels", "score"):
+        return cells
+    return [[texts[number] for number in cell] if isinstance(cell, list) else texts[cell] for cell in cells]

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from benchmarks.quality.docstring_texts.extract import SHELVES, _sentences, entries, plain, versions
+from benchmarks.quality.docstring_texts.tasks import numbered_tasks
 from midlayer_encoders.tasks import docstrings
 
 
@@ -55,6 +56,11 @@ def test_description_follows_the_first_sentence() -> None:
         "Return the mean of all the values.",
         "It is the sum of them, over their number.",
     )
+
+
+def test_rows_of_the_built_in_tasks_are_made_of_their_texts() -> None:
+    content = json.loads(docstrings.TEXTS.read_bytes())
+    assert numbered_tasks(docstrings.entries()) == content["tasks"]
 
 
 @pytest.mark.slow

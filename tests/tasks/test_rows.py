@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from midlayer_encoders.tasks import docstrings
+from benchmarks.quality.docstring_texts.tasks import builtin_tasks
 from midlayer_encoders.tasks.docstrings import Entry
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.task_data import TaskData
@@ -30,9 +28,8 @@ def parse_location(text: str) -> list[str]:
     return text.split("|")[1:]
 
 
-@pytest.fixture
-def synthetic_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create the built-in tasks from objects whose texts name their location."""
+def builtin_splits(label: str) -> Mapping[str, Columns]:
+    """Return the rows of a built-in task of objects whose texts name their location."""
     locations = [
         (library, shelf, file, str(number))
         for library in SHELVES
@@ -40,18 +37,12 @@ def synthetic_entries(monkeypatch: pytest.MonkeyPatch) -> None:
         for file, count in FILES.items()
         for number in range(count)
     ]
-    entries = tuple(
+    entries = [
         Entry(*location, make_text("summary", *location), make_text("description", *location)) for location in locations
-    )
-    monkeypatch.setattr(docstrings, "entries", lambda: entries)
-    monkeypatch.setattr(docstrings, "_pool", docstrings._pool.__wrapped__)
+    ]
+    return builtin_tasks(entries, 20)[label]["splits"]  # type: ignore[no-any-return]
 
 
-def builtin_splits(label: str) -> Mapping[str, Columns]:
-    return docstrings.builtin_data.__wrapped__(label).splits
-
-
-@pytest.mark.usefixtures("synthetic_entries")
 def test_builtin_classification_tests_on_other_objects_than_it_trains_on() -> None:
     splits = builtin_splits("DocstringLibraryClassification")
     texts = [text for split in ("train", "test") for text in splits[split]["text"]]
@@ -66,7 +57,6 @@ def test_builtin_classification_tests_on_other_objects_than_it_trains_on() -> No
         assert libraries == [parse_location(text)[0] for text in columns["text"]]
 
 
-@pytest.mark.usefixtures("synthetic_entries")
 def test_negative_descriptions_are_of_the_same_file_if_possible() -> None:
     columns = builtin_splits("DocstringDescriptionReranking")["test"]
     for query, negative in zip(columns["query"], columns["negative"], strict=True):

@@ -1,4 +1,4 @@
-"""Write the texts of the built-in tasks, ``midlayer_encoders/tasks/docstring_texts.json``, from installed libraries.
+"""Write the texts and rows of the built-in tasks, ``midlayer_encoders/tasks/docstring_texts.json``, from installed libraries.
 
     python -m benchmarks.quality.docstring_texts.extract
 
@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.quality.docstring_texts.tasks import numbered_tasks
 from midlayer_encoders.tasks.docstrings import TEXTS, Entry
 
 SHELVES: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("sources.json").read_bytes())
@@ -204,8 +205,12 @@ def _usable(sentence: str, *, low: int, high: int) -> bool:
 
 
 def main() -> None:
-    rows = ",\n".join(json.dumps(entry) for entry in entries())
-    TEXTS.write_text(f'{{"versions": {json.dumps(versions())}, "entries": [\n{rows}\n]}}\n', encoding="utf8")
+    texts = entries()
+    rows = ",\n".join(json.dumps(entry) for entry in texts)
+    compact = {name: json.dumps(tasks, separators=(",", ":")) for name, tasks in numbered_tasks(texts).items()}
+    tasks = ",\n".join(f"{json.dumps(name)}: {text}" for name, text in compact.items())
+    parts = f'"versions": {json.dumps(versions())}, "entries": [\n{rows}\n], "tasks": {{\n{tasks}\n}}'
+    TEXTS.write_text(f"{{{parts}}}\n", encoding="utf8")
 
 
 if __name__ == "__main__":
