@@ -19,9 +19,6 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".cache"
 # Sweeps score in this process unless a test asks for workers, each of which imports torch and mteb for 20 s.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
-# Imports make a million objects that stay, among which the collector would look for others again and again.
-gc.disable()
-
 # A package's metadata is parsed on every query, which takes 3 ms and happens for every loaded model and written result.
 for _name in ("metadata", "version"):
     setattr(importlib.metadata, _name, cache(getattr(importlib.metadata, _name)))
@@ -29,11 +26,6 @@ for _name in ("metadata", "version"):
 
 # A test may kill a process, but no test reads what a power cut would leave.
 os.fsync = lambda _: None
-
-
-def pytest_collection_finish() -> None:
-    """Let the garbage collector run again."""
-    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
