@@ -247,8 +247,8 @@ class Recorder:
     def _reject_sharding(self, strategy: str) -> None:
         raise MidlayerError(
             f"{type(self).__name__} measures models that are whole in each process or sharded by FSDP2, but {strategy} "
-            "splits the weights in another way. Train with DDP, or with FSDP2: `fully_shard` and "
-            '`ModelParallelStrategy(tensor_parallel_size=1)` in Lightning, `fsdp_config={"version": 2}` in a '
+            "splits the weights in another way. Train with DDP, with DeepSpeed ZeRO-2, or with FSDP2: `fully_shard` "
+            'and `ModelParallelStrategy(tensor_parallel_size=1)` in Lightning, `fsdp_config={"version": 2}` in a '
             "Hugging Face trainer. Or measure the checkpoints afterward: midlayer progression."
         )
 

@@ -18,8 +18,8 @@ def unsupported_sharding(root: nn.Module) -> str | None:
     if any(type(module).__name__.endswith("FullyShardedDataParallel") for module in root.modules()):
         return "FSDP1"
     parameters = list(root.parameters())
-    if any(hasattr(parameter, "ds_id") for parameter in parameters):
-        return "DeepSpeed"
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):  # ZeRO-1 and ZeRO-2 leave weights whole
+        return "DeepSpeed ZeRO-3"
     # FSDP2 splits a weight along one dimension of the mesh, and its passes give whole states.
     splits = (sum(not p.is_replicate() for p in getattr(parameter, "placements", ())) for parameter in parameters)
     return "tensor parallelism" if max(splits, default=0) > bool(sharded_modules(root)) else None

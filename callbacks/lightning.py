@@ -19,7 +19,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
-_SHARDED_STRATEGIES = ("FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy")
+_SHARDED_STRATEGIES = ("FSDPStrategy", "XLAFSDPStrategy")
 
 
 class LayerMetricsCallback(Recorder, Callback):

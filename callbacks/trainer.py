@@ -48,8 +48,6 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Validate the run, load the history of a resumed run, and measure before the first step."""
-        if args.deepspeed:
-            self._reject_sharding("DeepSpeed")
         if args.output_dir is None and self._dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()

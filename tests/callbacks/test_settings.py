@@ -101,7 +101,7 @@ def test_run_without_a_logger_or_folder_needs_dirpath(tmp_path: Path) -> None:
     callback = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=str(tmp_path / "kept"), **options)
     fit(Boring(neox()), tmp_path, [callback], logger=False, max_steps=1)
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["history.parquet"]
-    nowhere: Any = SimpleNamespace(deepspeed=None, output_dir=None)
+    nowhere: Any = SimpleNamespace(output_dir=None)
     with pytest.raises(OptionError, match="`dirpath` must be given where the trainer has no `output_dir`"):
         LayerMetricsTrainerCallback(TEXTS, **options).on_train_begin(nowhere, None, None, model=neox())
 

@@ -190,10 +190,17 @@ def test_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
 
 
 def test_invalid_settings_are_refused(tmp_path: Path) -> None:
-    class Sharded:
-        deepspeed, output_dir = "zero3.json", str(tmp_path)
-
-    with pytest.raises(MidlayerError, match=r"but DeepSpeed splits the weights.*FSDP2.*midlayer progression"):
-        make_callback().on_train_begin(Sharded(), None, None, model=neox())
     with pytest.raises(OptionError, match="at least 2 texts"):
         make_trainer(tmp_path, [LayerMetricsTrainerCallback(["a"], metrics=CHEAP)]).train()
+
+
+def test_weights_that_deepspeed_splits_are_refused_and_whole_ones_measured(tmp_path: Path) -> None:
+    callback = make_callback()
+    hf_trainer = make_trainer(tmp_path, [])
+    hf_trainer.args.deepspeed = "zero.json"
+    begin = hf_trainer.args, hf_trainer.state, hf_trainer.control
+    callback.on_train_begin(*begin, model=hf_trainer.model, processing_class=TOKENIZER)
+    assert set(callback.frame["revision"]) == {"step0"}
+    next(iter(hf_trainer.model.parameters())).ds_id = 0  # as ZeRO-3 marks a weight
+    with pytest.raises(MidlayerError, match=r"but DeepSpeed ZeRO-3 splits the weights.*ZeRO-2.*midlayer progression"):
+        callback.on_train_begin(*begin, model=hf_trainer.model, processing_class=TOKENIZER)
