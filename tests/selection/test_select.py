@@ -13,9 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.label_accuracy import gain_interval
-from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select
-from midlayer_encoders.selection.select import LABELS
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import VALLEY, frame
 
@@ -109,23 +107,6 @@ def test_select_without_a_text_is_refused(whole: LayerEncoder) -> None:
             choose(whole, [])
 
 
-def test_labels_score_every_layer_on_the_vectors_of_the_encoder(whole: LayerEncoder, labeled: Selection) -> None:
-    from midlayer_encoders.metrics.label_accuracy import ridge_correct
-
-    numbers = torch.tensor([sorted(WORDS).index(kind) for kind in KINDS])
-    layer = 2
-    cut = LayerEncoder(whole.source, layer, device="cpu")
-    vectors = torch.from_numpy(cut.encode(TEXTS))[None]
-    right = torch.stack([ridge_correct(vectors, numbers, seed=seed) for seed in range(3)]).double().mean()
-    scores = labeled.frame.filter(kind="score", dataset=LABELS).sort("layer")
-    assert scores["layer"].to_list() == [0, 1, 2, 3, 4]
-    assert scores["value"][layer] == pytest.approx(float(right), abs=0.04), "to rounding of a text or two"
-    assert labeled.labels is not None
-    assert labeled.labels.count == 20
-    assert labeled.labels.layers[0] <= labeled.labels.layers[1]
-    assert labeled.labels.low <= labeled.labels.gain <= labeled.labels.high
-
-
 def test_labels_of_some_texts_are_sufficient(whole: LayerEncoder) -> None:
     sample = [kind if place < 10 else None for place, kind in enumerate(KINDS)]
     selection = select(whole, TEXTS, sample, rule="few-labels")
@@ -163,12 +144,6 @@ def test_too_few_texts_leave_only_rules_without_measurements(whole: LayerEncoder
         select(whole, [chr(97 + number) for number in range(20)], rule="half-match")
 
 
-def test_excess_texts_are_sampled_at_equal_steps(whole: LayerEncoder) -> None:
-    few = select(whole, TEXTS, max_texts=16, rule="half-match")
-    expected = measure_layers(whole, [TEXTS[20 * place // 16] for place in range(16)], metrics="half_match")
-    assert few.frame.equals(expected)
-
-
 def test_select_layer_accepts_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
     assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
     assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
@@ -192,13 +167,6 @@ def test_selection_as_text_and_as_a_frame(labeled: Selection) -> None:
     panels = labeled.plot().axes
     assert panels[0].get_title(loc="left") == f"layer {labeled.layer}, by auto"
     assert len(panels) == 1 + 1
-
-
-def test_agreement_and_disagreement_are_reported() -> None:
-    apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
-    assert "The rules disagree, from layer 2 to layer 8: 1 of 4 other rules" in apart.confidence
-    near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
-    assert select(frame(near)).confidence == "The rules agree: all that apply choose layers 6 to 6."
 
 
 def test_invalid_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str], str]) -> None:
