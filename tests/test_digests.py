@@ -103,7 +103,7 @@ def spec_digests(world: Any) -> Iterator[str]:
         yield replace(spec, parts=(*spec.parts[:number], (name, "another"), *spec.parts[number + 1 :])).digest
 
 
-@digest("encoder/build.py", "BuiltEncoder.spec")
+@digest("encoder/spec.py", "encoder_spec")
 def encoder_digests(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, 2, device="cpu", prompts={"a": "x: ", "b": "y: "}, default_prompt_name="a")
     yield encoder.spec.digest

@@ -168,7 +168,7 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/processes/group.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/processes/pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/extras/vectors/parquet_parts.py:__call__": (write_part, [*DISK, *MEMORY, ORDINARY]),
-    "midlayer_encoders/encoder/build.py:_build_from_files": (load_encoder, [*DISK, *MEMORY]),
+    "midlayer_encoders/encoder/build.py:build_from_files": (load_encoder, [*DISK, *MEMORY]),
     "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
     "midlayer_encoders/processes/cluster.py:__call__": (run_in_a_job, []),
     **{
@@ -250,7 +250,7 @@ def test_other_errors_stay_in_the_place(place: str, tmp_path: Path, monkeypatch:
     def fail(*_: Any, **__: Any) -> Any:
         raise ORDINARY
 
-    if place.endswith(":_build_from_files"):
+    if place.endswith(":build_from_files"):
         with pytest.raises(CutError, match="ValueError: made"):
             load_encoder(fail, tmp_path, monkeypatch)
     elif place.endswith(":read_artifact"):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder import build
+from midlayer_encoders.encoder import spec
 from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
@@ -114,7 +114,7 @@ def test_weights_are_digested_once_for_all_metrics(tiny_folder: Folder, monkeypa
         digests.append(weights_digest(module))
         return digests[-1]
 
-    monkeypatch.setattr(build, "weights_digest", counted_digest)
+    monkeypatch.setattr(spec, "weights_digest", counted_digest)
     measure(encoder, TEXTS, metrics=["anisotropy", "effective_rank", "curvature"])
     assert len(digests) == 1
 

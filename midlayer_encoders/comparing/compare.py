@@ -19,8 +19,9 @@ from midlayer_encoders import validation
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
 from midlayer_encoders.comparing.checkpoints import is_folder
+from midlayer_encoders.encoder.choosing import check_own, complete_encoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
@@ -123,7 +124,7 @@ def compare(
     _check_models(models, encoder_options.revision)
     for model in models:
         if isinstance(model, LayerEncoder):
-            model.check_own({name: value for name, value in options.items() if name != "norm"})
+            check_own(model, {name: value for name, value in options.items() if name != "norm"})
     validation.check_fork()
     texts = validation.check_texts("texts", texts, minimum=0)
     if not _MIN_TEXTS <= len(texts) <= _MAX_TEXTS:
@@ -176,7 +177,7 @@ def _measure_all(models: Sequence[str | LayerEncoder], inputs: _Inputs) -> list[
             gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
             keywords = {**inputs.options.changed(), "revision": revision}
             # A variable would keep the encoder in memory while the next one loads.
-            measured.append(_measure_model(complete_encoder(name, keywords), inputs, measured))
+            measured.append(_measure_model(complete_encoder(LayerEncoder, name, keywords), inputs, measured))
     return measured
 
 

@@ -15,8 +15,9 @@ import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
+from midlayer_encoders.encoder.choosing import complete_encoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
@@ -262,7 +263,8 @@ class _CheckpointMeasurer:
                 stage.step(start + count * tokens // max(all_tokens, 1) - stage.done)
 
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
-        encoder = complete_encoder(checkpoint.source, {**self.options.changed(), "revision": checkpoint.revision})
+        options = {**self.options.changed(), "revision": checkpoint.revision}
+        encoder = complete_encoder(LayerEncoder, checkpoint.source, options)
         self.group.place(encoder)
         frame = measure(
             encoder,

@@ -355,6 +355,12 @@ class EncoderOptions:
             if option_fields()[name].metadata.get("recreates", True) and (name not in recipe or recipe[name] != value)
         }
 
+    def own_recipe(self) -> Recipe | None:
+        """Return the recipe that the template and the pooling amount to; ``None`` without a template."""
+        if self.template is None:
+            return None
+        return Recipe(name=self.recipe or "own", template=self.template, join=self.join, pooling=self.pooling)
+
     def locate(self, model: str) -> Location:
         """Return the location of a model; raise an :class:`OptionError` if it has a file already."""
         from midlayer_encoders.models.hub import model_location
@@ -403,6 +409,14 @@ def option_help(declaration: type = EncoderOptions) -> dict[str, str]:
     """Return the first sentence about each field in the docstring of a dataclass."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(declaration) or "", re.MULTILINE)
     return {name: re.split(r"(?<=\.) ", " ".join(text.split()))[0] for name, text in entries}
+
+
+def name_options(function: Any) -> None:
+    """Name the options in the signature of a function that takes them as keywords, for ``help`` and editors."""
+    parameters = list(inspect.signature(function).parameters.values())[:-1]
+    for name, option in option_fields().items():
+        parameters.append(parameters[-1].replace(name=name, default=option.default, annotation=option.type))
+    function.__signature__ = inspect.Signature(parameters)
 
 
 def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
 
-from midlayer_encoders.encoder.build import FOLDER, BuiltEncoder
+from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.verification import close
@@ -20,11 +21,15 @@ from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import most_tokens, suffers_from_padding
+from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import pooled_spans
 from midlayer_encoders.recipes import RECIPES, add_template, split_template
-from midlayer_encoders.validation import check_flag, check_path
+from midlayer_encoders.validation import check_flag
+
+#: A saved folder has its path in place of this, and sentence-transformers puts the repository there when it pushes one.
+FOLDER = "sentence_transformers_model_id"
 
 #: Files that loaders require, which are written last. vLLM would read the shards that a previous index lists.
 LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
@@ -58,125 +63,141 @@ _SAMPLE = (
 logger = logging.getLogger(__name__)
 
 
-class SavableEncoder(BuiltEncoder):
-    """A ``LayerEncoder``'s methods that write a plain folder."""
+def save_files(encoder: Any, path: str, stock: bool, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    """Write the folder of an encoder, or of its stock form, verify it, and return the relative paths of its files.
 
-    def save(self, path: str | None, *args: Any, stock: bool = False, **kwargs: Any) -> None:
-        """Write a folder that any ``SentenceTransformer`` loads, or raise if it would give other vectors.
+    Args:
+        encoder: the encoder.
+        path: the folder.
+        stock: whether to write the stock form.
+        args: of ``SentenceTransformer.save``.
+        kwargs: likewise.
+    """
+    check_export(encoder)
+    home = Path(path)
+    form = stock_form(encoder) if check_flag("stock", stock) else None
 
-        The folder is written and verified beside ``path``, and then replaces it; unrelated files in it stay.
+    def write(folder: Path) -> None:
+        SentenceTransformer.save(form or encoder, str(folder), *args, **kwargs)
+        card = folder / "README.md"
+        if form is None and encoder.spans is not None:
+            _name_code(folder)
+        elif form is not None and card.exists():  # the card of the base class describes no layer
+            card.write_text(card_text(encoder, stock_template=STOCK_TEMPLATE), encoding="utf8")
+        check_folder(encoder, folder, home, form)
+        if card.exists():
+            text = card.read_text(encoding="utf8").replace(FOLDER, json.dumps(str(home))[1:-1])
+            card.write_text(text, encoding="utf8")
 
-        Args:
-            path: the folder.
-            args: as in ``SentenceTransformer.save``.
-            stock: for ``word-echo``, whose folder contains code: write the nearest encoder that needs none, which gives
-                other vectors (``docs/recipes.md``).
-            kwargs: as in ``SentenceTransformer.save``.
+    with internals.without_bars():
+        return write_folder(home, write, last=LOADER_FILES)
 
-        Raises:
-            CutError: naming the reason.
-            FolderError: if a file is in its place.
-            DiskFullError: if the disk is full.
-        """
-        check_path("path", path)
-        if path is not None:  # which the base class allows
-            self.save_files(path, *args, stock=stock, **kwargs)
 
-    def save_pretrained(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> None:
-        """Write a folder like :meth:`save`, and log whether it contains code, unless it is a checkpoint."""
-        self.save(path, *args, stock=stock, **kwargs)
-        if path is not None and self.spans is not None and not self.transformer.training:
-            logger.warning(STOCK_NOTE if stock else CODE_NOTE + ("" if stock_problem(self) else _STOCK_HINT))
+def check_folder(encoder: Any, folder: Path, home: Path, form: SentenceTransformer | None = None) -> None:
+    """Raise unless ``SentenceTransformer`` gives the vectors of an encoder, or of its stock form, from a folder.
 
-    def save_files(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> tuple[str, ...]:
-        """Write a folder like :meth:`save`, and return the relative paths of its files."""
-        self.check_export()
-        home = Path(path)
-        form = stock_form(self) if check_flag("stock", stock) else None
-
-        def write(folder: Path) -> None:
-            if form is not None:
-                SentenceTransformer.save(form, str(folder), *args, **kwargs)
-                if (folder / "README.md").exists():  # the card of the base class describes no layer
-                    text = self.model_card_text(stock_template=STOCK_TEMPLATE)
-                    (folder / "README.md").write_text(text, encoding="utf8")
-                self.check_folder(folder, home, form)
-                return
-            super(SavableEncoder, self).save(str(folder), *args, **kwargs)
-            if self.spans is not None:
-                _name_code(folder)
-            self.check_folder(folder, home)
-
-        def write_with_path(folder: Path) -> None:
-            write(folder)
-            card = folder / "README.md"
-            if card.exists():
-                text = card.read_text(encoding="utf8").replace(FOLDER, json.dumps(str(home))[1:-1])
-                card.write_text(text, encoding="utf8")
-
-        with internals.without_bars():
-            return write_folder(home, write_with_path, last=LOADER_FILES)
-
-    def check_folder(self, folder: Path, home: Path, form: SentenceTransformer | None = None) -> None:
-        """Raise unless ``SentenceTransformer`` gives the vectors of this encoder, or of its stock form, from a folder.
-
-        Args:
-            folder: the folder as it was written.
-            home: the folder that it will become, for errors.
-            form: the stock form, if the folder contains it.
-        """
-        source: Any = form or self
-        if self.transformer.training:
-            return
-        probes = [probe_inputs([medium], self.sampling_rate, self.tokenizer) for medium in self.media]
-        inputs = [probe for pair in probes for probe in pair if probe is not None]
-        plain: Any = SentenceTransformer(
-            str(folder),
-            device=str(self.device),
-            model_kwargs={"dtype": self.dtype},
-            trust_remote_code=self.needs_trust(stock=form is not None),
+    Args:
+        encoder: the encoder.
+        folder: the folder as it was written.
+        home: the folder that it will become, for errors.
+        form: the stock form, if the folder contains it.
+    """
+    source: Any = form or encoder
+    if encoder.transformer.training:
+        return
+    probes = [probe_inputs([medium], encoder.sampling_rate, encoder.tokenizer) for medium in encoder.media]
+    inputs = [probe for pair in probes for probe in pair if probe is not None]
+    plain: Any = SentenceTransformer(
+        str(folder),
+        device=str(encoder.device),
+        model_kwargs={"dtype": encoder.dtype},
+        trust_remote_code=encoder.needs_trust(stock=form is not None),
+    )
+    keep_weights_unchanged(plain)
+    options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
+    expected = source.encode(inputs, **options).float()
+    is_equal = close(expected, plain.encode(inputs, **options).float(), encoder.dtype)
+    if is_equal and encoder.tokenizer is not None:
+        is_equal = _unusual_ids(source) == _unusual_ids(plain)
+    if not is_equal:
+        raise CutError(
+            f"The folder {home} would give other vectors than this encoder: transformers loads "
+            f"{type(encoder.transformer).__name__} or its tokenizer differently. Use this encoder directly."
         )
-        keep_weights_unchanged(plain)
-        options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
-        expected = source.encode(inputs, **options).float()
-        is_equal = close(expected, plain.encode(inputs, **options).float(), self.dtype)
-        if is_equal and self.tokenizer is not None:
-            is_equal = _unusual_ids(source) == _unusual_ids(plain)
-        if not is_equal:
-            raise CutError(
-                f"The folder {home} would give other vectors than this encoder: transformers loads "
-                f"{type(self.transformer).__name__} or its tokenizer differently. Use this encoder directly."
-            )
 
-    def check_export(self) -> None:
-        """Raise if no plain folder gives this encoder's vectors, and name the reason."""
-        model: Any = self[0].model
-        name = type(model).__name__
-        if isinstance(self[0], MemoryModule):
-            self[0].save("a folder")
-        fixed_window = getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls"
-        sensitive_to_padding = self.media == ["text"] and suffers_from_padding(model)
-        problems = {
-            f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
-            "contain. Use this encoder directly.": isinstance(self[0], UncutTransformer),
-            "A plain folder pools every token. Use this encoder directly, or pool all tokens: leave out `skip_first`, "
-            "`skip_special` and template_tokens=False.": not self.counting.all,
-            f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
-            "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
-            f"Padding changes the states of a text in {name}, and a plain folder pads batches. Use this encoder "
-            "directly, which runs texts of equal length together.": sensitive_to_padding,
-            f"{name} is part of an encoder-decoder, which a plain folder loads whole. Use this encoder directly.": (
-                internals.lacks_folder(model)
-            ),
-            f"{name} has no automatic class in transformers, which a plain folder needs. Use this encoder directly, "
-            "or export the whole joint model.": not has_automatic_class(model.config),
-        }
-        for problem, applies in problems.items():
-            if applies:
-                raise CutError(problem)
-        if suffers_from_padding(model) or internals.has_mask_of_states(model) or not self._makes_one_size:
-            inputs = "smaller images" if "image" in self.media else "shorter waveforms"
-            logger.warning("A plain folder pools the padding of %s: encode with batch_size=1 there.", inputs)
+
+def check_export(encoder: Any) -> None:
+    """Raise if no plain folder gives an encoder's vectors, and name the reason."""
+    first = encoder[0]
+    model = first.model
+    name = type(model).__name__
+    if isinstance(first, MemoryModule):
+        first.save("a folder")
+    fixed_window = getattr(model, "main_input_name", "") == "input_features" and encoder.pooling != "cls"
+    sensitive_to_padding = encoder.media == ["text"] and suffers_from_padding(model)
+    problems = {
+        f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
+        "contain. Use this encoder directly.": isinstance(first, UncutTransformer),
+        "A plain folder pools every token. Use this encoder directly, or pool all tokens: leave out `skip_first`, "
+        "`skip_special` and template_tokens=False.": not encoder.counting.all,
+        f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
+        "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
+        f"Padding changes the states of a text in {name}, and a plain folder pads batches. Use this encoder "
+        "directly, which runs texts of equal length together.": sensitive_to_padding,
+        f"{name} is part of an encoder-decoder, which a plain folder loads whole. Use this encoder directly.": (
+            internals.lacks_folder(model)
+        ),
+        f"{name} has no automatic class in transformers, which a plain folder needs. Use this encoder directly, "
+        "or export the whole joint model.": not has_automatic_class(model.config),
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise CutError(problem)
+    if suffers_from_padding(model) or internals.has_mask_of_states(model) or not encoder.makes_one_size:
+        inputs = "smaller images" if "image" in encoder.media else "shorter waveforms"
+        logger.warning("A plain folder pools the padding of %s: encode with batch_size=1 there.", inputs)
+
+
+def log_code(encoder: Any, stock: bool) -> None:
+    """Log whether a saved folder contains code, unless it is a checkpoint."""
+    if encoder.spans is not None and not encoder.transformer.training:
+        logger.warning(STOCK_NOTE if stock else CODE_NOTE + ("" if stock_problem(encoder) else _STOCK_HINT))
+
+
+def card_text(
+    encoder: Any, repository: str | None = None, branch: str | None = None, *, stock_template: str | None = None
+) -> str:
+    """Return the README of a folder or a repository.
+
+    Args:
+        encoder: the encoder.
+        repository: name of the repository; ``None`` for a folder.
+        branch: branch of the repository.
+        stock_template: template of the encoder's stock form, if the card describes it.
+    """
+    spec, data = encoder.spec, encoder.model_card_data
+    metadata = ModelCardData(
+        library_name="sentence-transformers",
+        base_model=None if spec.model.startswith("local/") else spec.model,
+        language=data.language or None,
+        license=data.license,
+    )
+    is_built_in = encoder.source in (BUILT_IN, BUILT_IN_MINILM)
+    card = ModelCard.from_template(
+        metadata,
+        str(Path(__file__).with_name("model_card.md.jinja")),
+        encoder=encoder,
+        spec=spec,
+        source=f"{encoder.name} ({spec.model.removeprefix('local/')})" if is_built_in else encoder.name,
+        names=names,
+        repository=repository,
+        branch=branch,
+        location=repository or FOLDER,
+        size=sum(parameter.numel() for parameter in encoder.parameters()),
+        stock_template=stock_template,
+        trust=encoder.needs_trust(stock=stock_template is not None),
+    )
+    return f"{card}\n"
 
 
 def _unusual_ids(encoder: SentenceTransformer) -> list[int]:
@@ -197,7 +218,7 @@ def _name_code(folder: Path) -> None:
 # --- the form of word-echo that the modules of sentence-transformers can express -------------------------------------
 
 
-def stock_problem(encoder: BuiltEncoder) -> str | None:
+def stock_problem(encoder: Any) -> str | None:
     """Return why an encoder has no stock form, ``None`` if it has one."""
     if encoder.spans is not None and encoder.options.template is None:
         return (
@@ -212,7 +233,7 @@ def stock_problem(encoder: BuiltEncoder) -> str | None:
     return None
 
 
-def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
+def stock_form(encoder: Any) -> SentenceTransformer:
     """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
 
     The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
@@ -228,7 +249,7 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     if problem := stock_problem(encoder):
         raise OptionError(problem)
     template = split_template(STOCK_TEMPLATE)["text"]
-    first: Any = copy.copy(encoder[0])
+    first = copy.copy(encoder[0])
     first._modules = dict(first._modules)
     tokenizer, _ = add_template(
         first.tokenizer_without_template,

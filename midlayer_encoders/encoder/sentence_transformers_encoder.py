@@ -8,53 +8,52 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from torch import nn
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import Tensor, nn
 
-from midlayer_encoders._types import EncoderChoice, LayerArgument
-from midlayer_encoders.encoder import prompting
-from midlayer_encoders.encoder.build import encoder_name
-from midlayer_encoders.encoder.description import Description
-from midlayer_encoders.encoder.encoding import EmbeddingEncoder
-from midlayer_encoders.encoder.first_module import MemoryModule, states_width
-from midlayer_encoders.encoder.inputs import probe_features
+from midlayer_encoders._types import EncoderChoice, EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
+from midlayer_encoders.arguments import TokenBudget, check_budget
+from midlayer_encoders.encoder import build, choosing, encoding, saving
+from midlayer_encoders.encoder import inputs as prepare
+from midlayer_encoders.encoder.first_module import MemoryModule, check_length
 from midlayer_encoders.encoder.options import (
-    CHOSEN_OPTIONS,
     READING_OPTIONS,
     EncoderKeywords,
     EncoderOptions,
     make_options,
-    option_fields,
+    name_options,
 )
-from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
-from midlayer_encoders.encoder.verification import check_is_causal
+from midlayer_encoders.encoder.saved_folder import SavedFolder
+from midlayer_encoders.encoder.sentence_transformers_internals import prompt_length
+from midlayer_encoders.encoder.spec import encoder_spec, mteb_encoder
 from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.models import hub
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.hub import local_only, named_as_typed, weight_files
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import plan_cuts
+from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
-from midlayer_encoders.validation import check_choice, check_matches_encoder, check_text, layer_number
+from midlayer_encoders.reading.pooled_spans import PooledSpans
+from midlayer_encoders.reading.reader import LayerReader, layer_reader
+from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.token_selector import TokenSelector
+from midlayer_encoders.validation import check_path
 
 if TYPE_CHECKING:
     from midlayer_encoders.selection import Selection
 
-logger = logging.getLogger(__name__)
 
-_AUTO = "auto"
-_NO_LAYER = (
-    "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' "
-    "selects one, from `texts` if you pass some."
-)
-
-
-class LayerEncoder(EmbeddingEncoder):
+class LayerEncoder(SentenceTransformer):
     """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; later weights are never loaded.
 
     Args:
@@ -78,7 +77,29 @@ class LayerEncoder(EmbeddingEncoder):
     not allow that, the error names the reason. ``docs/media.md`` covers images and audio.
     """
 
+    source: str  # as it was given: a folder, a name on the hub, "built-in", or the name of a module
+    name: str  # for people
+    results_name: str
+    options: EncoderOptions
+    layer: int
+    num_layers: int  # of the complete model
+    norm: Norm
+    pooling: Pooling
+    max_pixels: int
+    saved: SavedFolder
+    counting: TokenSelector
+    stack: Anatomy | None  # of the cut model; None for a module in memory and for a joint model
+    has_heads: bool  # which pool the states, as in CLIP
+    makes_one_size: bool  # whether its processor brings images to one size
+    warned: set[str]  # topics of the warnings that were logged
     selection: Selection | None = None
+    location = hub.Location("")
+    file_pooling: int | None = None  # llama.cpp's number of the pooling in its GGUF file, 0 for none
+    files = ""  # digest of the files that it was loaded from
+    loaded: Mapping[str, str] = MappingProxyType({})  # digests of its modules as they follow from these files
+    tower_layers: Mapping[str, int] = MappingProxyType({})  # layer of each tower of a joint model
+    tower_depths: Mapping[str, int] = MappingProxyType({})  # blocks of each tower before the cut
+    _branch: str | None = None  # the target of `push_to_hub` while it runs
 
     def __init__(
         self,
@@ -90,31 +111,42 @@ class LayerEncoder(EmbeddingEncoder):
         labels: Sequence[int | str | None] | None = None,
         **options: Unpack[EncoderKeywords],
     ) -> None:
-        model = _model_name(model, model_name_or_path)
+        model = choosing.model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
+        resolved, encoder_options, selection = choosing.resolve(LayerEncoder, model, layer, options, texts, labels)
+        with encoder_options.hub_access(), hub.named_as_typed(model):
+            build.build_from_files(self, model, resolved, encoder_options)
         if choice is not None:
-            layer, options = _apply_choice(choice, model, options)
-        recipe = options.get("recipe")
-        select_recipe = isinstance(recipe, str) and recipe == _AUTO
-        encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
-        if (layer := recipe.layer if layer is None and isinstance(recipe, Recipe) else layer) is None:
-            raise OptionError(_NO_LAYER)
-        number = layer_number(layer) if isinstance(layer, str) else None
-        requested: Any = layer if number is None else number
-        if select_recipe and requested != _AUTO:
-            raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
-        if not isinstance(requested, str) and (texts is not None or labels is not None):
-            raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
-        selection = _as_selection(choice)
-        if isinstance(requested, str):
-            recipes = PLAIN if recipe == PLAIN else None
-            selection, encoder_options = _select_by(requested, model, encoder_options, texts, labels, recipes)
-            requested = selection.layer
-        with encoder_options.hub_access(), named_as_typed(model):
-            self._build_from_files(model, requested, encoder_options)
-        if choice is not None:
-            _check_choice_fits(choice, self.name, self.num_layers)
+            choosing.check_choice_fits(choice, self.name, self.num_layers)
         self.selection = selection
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        layer: Layer,
+        *,
+        processor: Callable[..., Any],
+        medium: Medium = "image",
+        blocks: str | None = None,
+        final: Sequence[str] | None = None,
+        **keywords: Unpack[EncoderKeywords],
+    ) -> Self:
+        """Return the encoder of a copy of a module in memory, which may be any ``torch.nn.Module``.
+
+        Args:
+            module: a model.
+            layer: a layer, as in :class:`~midlayer_encoders.LayerEncoder`.
+            processor: a transformers processor, or a function from a list of inputs to the module's arguments.
+            medium: medium of its inputs.
+            blocks: path of its list of blocks, if the rules do not find it.
+            final: paths of the modules after its last block, likewise.
+            keywords: options of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
+                ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
+        """
+        encoder = cls.__new__(cls)
+        build.build_from_module(encoder, module, layer, processor, medium, blocks, final, make_options(keywords))
+        return encoder
 
     @classmethod
     def load(cls, input_path: str) -> LayerEncoder:
@@ -129,82 +161,16 @@ class LayerEncoder(EmbeddingEncoder):
         Args:
             recipe: recipe or its name. This encoder must have no template.
         """
-        has_maps = not set(self.after_pooling) <= {"Normalize"}
-        if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
-            raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {self.name}.")
-        before_vectors = recipe_of("recipe", recipe).before_vectors()
-        options = make_options({**self.options.changed(), "recipe": before_vectors})
-        options.check_for_media(self.media, self.name)
-        encoder = copy.copy(self)
-        first: Any = copy.copy(self[0])
-        first._modules = dict(first._modules)
-        if first.processor is not first.tokenizer:
-            first.processor = copy.copy(first.processor)
-        encoder.options = options
-        encoder.counting = prompting.apply_template(first, options, self.name)
-        width = states_width(first, self._anatomy, options.norm)
-        later = later_modules(self.saved, width, options, self.name, last_layer=True)
-        later = prompting.pool_spans(later, encoder.counting.placed, options.join)
-        vars(encoder)["pooling"] = pooling_name(later)
-        encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
-        if encoder.spans is not None:
-            check_is_causal(first, probe_features(first)[0], encoder.spans, self.name)
-        for module in prompting.modules_after_pooling(encoder, options):
-            encoder.append(module)
-        prompts, encoder.default_prompt_name = prompting.resolve_prompts(options, self.saved)
-        encoder.prompts = {"query": "", "document": "", **(prompts or {})}
-        encoder.model_card_data = copy.copy(self.model_card_data)
-        encoder.model_card_data.register_model(encoder)
-        # What the recipe changes counts as loaded; what was changed in memory before does not.
-        before, after = Description(self).parts(), Description(encoder).parts()
-        recipe_parts = {path: part for path, part in after.items() if before.get(path) == self.loaded.get(path)}
-        encoder.loaded = recipe_parts | {path: part for path, part in self.loaded.items() if before.get(path) != part}
-        return encoder
+        return cast(LayerEncoder, build.build_with_recipe(self, recipe))
 
-    @property
-    def own_recipe(self) -> Recipe | None:
-        """The recipe that this encoder's template and pooling amount to; ``None`` without a template."""
-        if self.options.template is None:
-            return None
-        options = self.options
-        name = options.recipe or "own"
-        return Recipe(name=name, template=options.template, join=options.join, pooling=options.pooling)
-
-    @property
-    def reads_plainly(self) -> bool:
-        """Whether no option says how to read texts, so that a recipe may."""
-        return not set(self.options.changed()) & READING_OPTIONS and not isinstance(self[0], MemoryModule)
-
-    @property
-    def has_saved_modules(self) -> bool:
-        """Whether the model's folder is one of sentence-transformers, whose modules were made for its last layer."""
-        return bool(self.saved.modules)
-
-    @property
-    def saved_class(self) -> str:
-        """The class of sentence-transformers that saved the model's folder, if not ``SentenceTransformer``."""
-        return self.saved.saved_class
-
-    @property
-    def weight_names(self) -> Sequence[str]:
-        """Names of the weights in the model's folder; empty for a module in memory and for a file of another format."""
-        if isinstance(self[0], MemoryModule) or self.location.file is not None:
-            return ()
-        folder, revision = self.location.folder, self.options.revision
-        return tuple(weight_files(folder, revision, local=local_only(folder, revision)))
-
-    def check_own(self, options: Mapping[str, Any]) -> None:
-        """Raise if options that accompany this encoder differ from the encoder's."""
-        requested = make_options(options)
-        has_index = ":" in (requested.device or "")  # "cuda" means any CUDA device
-        current: dict[str, Any] = {
-            "pooling": self.pooling,
-            "device": str(self.device) if has_index else self.device.type,
-            "normalize": "Normalize" in self.after_pooling,
-            "similarity_fn_name": self.similarity_fn_name,
-        }
-        for name in {**options, **requested.changed()}.keys() & option_fields().keys():
-            check_matches_encoder(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A new value would change the spec, but no vector.
+        if name in ("layer", "num_layers", "norm", "pooling") and name in vars(self):
+            raise OptionError(
+                f"`{name}` must be chosen when an encoder is created: LayerEncoder(…, {name}={value!r}). "
+                "`encode_layers` reads the layers of one encoder."
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         """Return the model, the layer and the options; ``print`` shows the modules, as for SentenceTransformer."""
@@ -213,17 +179,299 @@ class LayerEncoder(EmbeddingEncoder):
         options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
         options |= self.options.recreating()
         texts = [f"{name}={short_repr(value)}" for name, value in options.items() if value is not None]
-        return f"{type(self).__name__}({self.name!r}, layer={self.layers} of {self.depths}, {', '.join(texts)})"
+        place = f"layer={self.layers} of {self.tower_depths or self.num_layers}"
+        return f"{type(self).__name__}({self.name!r}, {place}, {', '.join(texts)})"
 
     def __str__(self) -> str:
         return nn.Module.__repr__(self)
 
-    def _become_joint(self) -> None:
-        from midlayer_encoders.extras.joint.joint_encoder import joint_class
+    # --- what it is --------------------------------------------------------------------------------------------------
 
-        self.__class__ = joint_class(type(self))
+    @property
+    def spec(self) -> EncoderSpec:
+        """Everything that changes this encoder's vectors and scores; training the encoder changes the spec."""
+        return encoder_spec(self)
 
-    # --- process pools and copies -----------------------------------------------------------------------------------
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of the model on the hub."""
+        return self.options.revision
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model inside the first module."""
+        return cast(nn.Module, cast(Any, self[0]).model)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The paths of the parts of the cut model."""
+        first: Any = self[0]
+        if getattr(first, "bypass", False):
+            raise OptionError(
+                f"`encoder` must have layers that one pass can read, but {self.name} changes its states after its last "
+                "block. Read one layer at a time with `encode`, or pass norm='none'."
+            )
+        return first.anatomy if isinstance(first, MemoryModule) else self.stack or find_anatomy(first.model)
+
+    @property
+    def layers(self) -> LayerArgument:
+        """The ``layer`` that creates this encoder: a number, or a number by name."""
+        return dict(self.tower_layers) or self.layer
+
+    def layer_argument(self, layer: int) -> LayerArgument:
+        """Return the ``layer`` that creates the encoder of one of the layers that ``encode_layers`` numbers."""
+        return layer
+
+    def kept_blocks(self, layer: int) -> list[tuple[Anatomy, int]]:
+        """Return each stack of blocks of the whole model, with the number that the encoder of a layer keeps."""
+        if isinstance(self[0], MemoryModule):
+            return [(self.anatomy, max(layer, 1))]
+        config = getattr(self.transformer, "config", None)
+        return [(self.anatomy, plan_cuts(self.anatomy, layer, self.norm, config=config)[0].keep)]
+
+    def check_one_stack(self, argument: str) -> None:
+        """Raise an :class:`OptionError` if ``argument`` needs one stack of blocks, and the model has several."""
+
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """The recipe that this encoder's template and pooling amount to; ``None`` without a template."""
+        return self.options.own_recipe()
+
+    @property
+    def reads_plainly(self) -> bool:
+        """Whether no option says how to read texts, so that a recipe may."""
+        return not set(self.options.changed()) & READING_OPTIONS and not isinstance(self[0], MemoryModule)
+
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """Names of the weights in the model's folder; empty for a module in memory and for a file of another format."""
+        if isinstance(self[0], MemoryModule) or self.location.file is not None:
+            return ()
+        folder, revision = self.location.folder, self.options.revision
+        return tuple(hub.weight_files(folder, revision, local=hub.local_only(folder, revision)))
+
+    @property
+    def media(self) -> list[str]:
+        """The media of its inputs: ``"text"``, ``"image"``, ``"audio"``."""
+        return prepare.supported_media(self.modalities)
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Sampling rate of its audio model; waveforms at another rate are resampled."""
+        return prepare.sampling_rate(self.processor) if "audio" in self.media else None
+
+    @property
+    def default_prompt(self) -> str:
+        """The text of the default prompt; empty if there is none."""
+        return self.prompts.get(self.default_prompt_name or "", "") or ""
+
+    @property
+    def after_pooling(self) -> list[str]:
+        """Names of the modules after the first one, except the pooling."""
+        poolings = (PoolingModule, PooledSpans)
+        return [type(module).__name__ for module in list(self)[1:] if not isinstance(module, poolings)]
+
+    @property
+    def spans(self) -> PooledSpans | None:
+        """The pooling of a template that marks a span; ``None`` for other poolings."""
+        return next((module for module in self if isinstance(module, PooledSpans)), None)
+
+    @property
+    def leaves_out_prompts(self) -> bool:
+        """Whether the pooling leaves out the tokens of a prompt."""
+        return not all(getattr(module, "include_prompt", True) for module in self)
+
+    def pooled_tokens(self, prompt: str) -> TokenSelector:
+        """Return which tokens to pool after a prompt."""
+        length = prompt_length(self[0], prompt) if prompt and self.leaves_out_prompts else 0
+        return replace(self.counting, prompt_tokens=length)
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Number of tokens after which a text is truncated, with a template and one copy; ``None`` without texts."""
+        return super().max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec but no vector
+            raise OptionError(f"`max_seq_length` must be left alone for {self.name}, which is not tokenized here.")
+        if self.counting.placed.copies > 1:
+            raise OptionError(
+                "`max_seq_length` must be left alone with a template that repeats the text, because both copies have "
+                f"to fit. Write LayerEncoder({self.name!r}, …, max_length={value}) instead."
+            )
+        cast(Any, self[0]).max_seq_length = check_length("max_seq_length", value, self.transformer, self.name)
+
+    def output_embeddings(self) -> Tensor:
+        """Return the output embeddings of the language model, shape ``(V, D)``."""
+        with self.options.hub_access(), hub.named_as_typed(self.source):
+            return hub.output_embeddings(self.transformer, *build.model_place(self.location, self.saved, self.revision))
+
+    def for_mteb(self) -> Any:
+        """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.
+
+        ``mteb.evaluate`` accepts a text encoder directly, but records no size of a local SentenceTransformer, assumes
+        that it supports only text, and refuses to run tasks of images or audio on it.
+        """
+        return mteb_encoder(self)
+
+    # --- vectors -----------------------------------------------------------------------------------------------------
+
+    def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return embeddings as ``SentenceTransformer.encode`` does, or raise if one is not finite.
+
+        A joint model such as CLIP also accepts ``{"text": …, "image": …}`` and returns the sum of both vectors.
+
+        Raises:
+            InputError: for an image or waveform that cannot be read, or a medium that the model does not support.
+            NotFiniteError: naming the layer and the first text whose vector has NaN or infinity.
+        """
+        return encoding.encode(self, inputs, args, kwargs)
+
+    def encode_layers(
+        self,
+        inputs: Any,
+        layers: Sequence[Layer] | str = "all",
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        token_budget: TokenBudget = "auto",
+        show_progress_bar: bool = False,
+        convert_to_tensor: bool = False,
+    ) -> Any:
+        """Return the embeddings at many layers from one pass over the inputs, shape ``(L + 1, N, D)`` for all layers.
+
+        Row ``k`` equals ``LayerEncoder(model, k).encode(inputs)`` up to rounding, with this encoder's norm, pooling,
+        recipe and ``truncate_dim``; for a joint model such as CLIP, ``LayerEncoder(model, k / L)``, whose layers are
+        numbered by its images. See :func:`~midlayer_encoders.embed` for vectors
+        that do not fit in memory.
+
+        Args:
+            inputs: a list of texts, images or waveforms; for a single one the result is ``(L + 1, D)``.
+            layers: ``"all"`` up to the encoder's layer, or a list; they are returned in ascending order.
+            prompt_name: name of the prompt before each text; the default prompt by default.
+            prompt: text of the prompt.
+            token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
+            show_progress_bar: show the progress on standard error.
+            convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.
+
+        Raises:
+            OptionError: for an encoder with modules after its pooling.
+            NotFiniteError: naming the layer and the input whose states have NaN or infinity.
+        """
+        budget = check_budget(token_budget)
+        single = self.is_singular_input(inputs)
+        items = [inputs] if single else list(inputs)
+        prompt = self.prompt_text(prompt_name, prompt, items)
+        reader = self.vector_reader(layers, prompt=prompt)
+        vectors = encoding.read_vectors(self, reader, items, budget, prompt, show_progress_bar)
+        vectors = vectors[:, 0] if single else vectors
+        return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
+
+    def vector_reader(self, layers: Sequence[Layer] | str = "all", *, prompt: str = "") -> LayerReader:
+        """Return a reader of the vectors of layers."""
+        return layer_reader(self, layers=layers, prompt=prompt)
+
+    def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
+        """Return whether this is a single input; a waveform as ``(array, rate)`` is one, a column of a frame is not."""
+        if hasattr(inputs, "to_list"):  # a Series of pandas or polars
+            return False
+        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
+            return True
+        return bool(super().is_singular_input(inputs))
+
+    def prompt_text(self, prompt_name: str | None, prompt: str | None, inputs: Sequence[Any]) -> str:
+        """Return the prompt before each input: the given one, the named one, or the default one for texts."""
+        return encoding.prompt_text(self, prompt_name, prompt, inputs)
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Return the features of a batch; images and audio are read, and truncation is reported once."""
+        return encoding.preprocess(self, list(inputs), prompt, kwargs)
+
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs for a batch, on the host."""
+        features, unread = self.preprocess(inputs, prompt=prompt), encoding.NOT_MODEL_INPUTS
+        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in unread}
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs for a batch, on its device."""
+        return prepare.to_device(self.host_inputs(inputs, prompt=prompt), self.device)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the modules, one thread at a time, since a pass may change the model, such as its rotary tables.
+
+        ``forward`` takes no lock because ``compile`` traces it.
+        """
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        is_compiled = any(module._compiled_call_impl is not None for module in (self, *self))
+        with turn(self.transformer), nullcontext() if is_compiled else fused_blocks(self.transformer):
+            return super().__call__(*args, **kwargs)
+
+    def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
+        """Run the modules; the vector of a text without tokens is zero."""
+        return encoding.forward(self, input, kwargs)
+
+    # --- folders, processes and copies -------------------------------------------------------------------------------
+
+    def save(self, path: str | None, *args: Any, stock: bool = False, **kwargs: Any) -> None:
+        """Write a folder that any ``SentenceTransformer`` loads, or raise if it would give other vectors.
+
+        The folder is written and verified beside ``path``, and then replaces it; unrelated files in it stay.
+
+        Args:
+            path: the folder.
+            args: as in ``SentenceTransformer.save``.
+            stock: for ``word-echo``, whose folder contains code: write the nearest encoder that needs none, which gives
+                other vectors (``docs/recipes.md``).
+            kwargs: as in ``SentenceTransformer.save``.
+
+        Raises:
+            CutError: naming the reason.
+            FolderError: if a file is in its place.
+            DiskFullError: if the disk is full.
+        """
+        check_path("path", path)
+        if path is not None:  # which the base class allows
+            saving.save_files(self, path, stock, *args, **kwargs)
+
+    def save_pretrained(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> None:
+        """Write a folder like :meth:`save`, and log whether it contains code, unless it is a checkpoint."""
+        self.save(path, *args, stock=stock, **kwargs)
+        if path is not None:
+            saving.log_code(self, stock)
+
+    def needs_trust(self, *, stock: bool = False) -> bool:
+        """Return whether a saved folder, or the stock form's, is loaded with ``trust_remote_code=True``."""
+        return self.options.trust_remote_code or (self.spans is not None and not stock)
+
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository."""
+        return saving.card_text(self, repository, branch)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the folder as ``SentenceTransformer`` does, with a card that shows how to load it."""
+        call = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs)
+        self._branch = call.arguments.get("revision")
+        if call.arguments.get("commit_message") is None:
+            call.arguments["commit_message"] = "Add new SentenceTransformer model"
+        try:
+            return super().push_to_hub(*call.args[1:], **call.kwargs)
+        finally:
+            self._branch = None
+
+    def _create_model_card(self, path: str, model_name: str | None = None, *_: Any, **__: Any) -> None:
+        """Write the encoder's card; the generated one names the subclass and guesses the base model."""
+        Path(path, "README.md").write_text(self.model_card_text(model_name, self._branch), encoding="utf8")
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:
+        """Return the text of a pull request, which shows how to load a ``SentenceTransformer``."""
+        return str(super()._push_to_hub_usage_tip(repo_id)).replace(type(self).__name__, SentenceTransformer.__name__)
+
+    @classmethod
+    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as a plain ``SentenceTransformer``, when the trainer loads its best one."""
+        return SentenceTransformer._load_with_module_classes(*args, **kwargs)
 
     def start_multi_process_pool(self, *args: Any, **kwargs: Any) -> Any:
         """Start workers as ``SentenceTransformer`` does, while no other thread has hooks on the model."""
@@ -249,117 +497,4 @@ class LayerEncoder(EmbeddingEncoder):
         return copied
 
 
-# For `help` and editors, the signature names the options.
-_parameters = list(inspect.signature(LayerEncoder.__init__).parameters.values())[:-1]
-for _name, _option in option_fields().items():
-    _parameters.append(_parameters[-1].replace(name=_name, default=_option.default, annotation=_option.type))
-LayerEncoder.__init__.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
-
-
-def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -> tuple[LayerArgument, EncoderKeywords]:
-    """Return the layer of a choice, and its options with others that do not contradict it.
-
-    Raises:
-        OptionError: the choice is of another model, or was made with other options.
-    """
-    if choice.model.startswith("module/"):
-        raise OptionError(
-            f"`layer` must be chosen for files, but it was chosen for {choice.model}, a module in memory: "
-            "LayerEncoder.from_module(module, layer, processor=…)."
-        )
-    keywords: dict[str, Any] = {**(choice.options or {}), **choice.keywords}
-    layer = keywords.pop("layer")
-    chosen = make_options(keywords)
-    requested = make_options({**keywords, **options})
-    name = encoder_name(model, requested)
-    if Path(name).name.lower() != Path(choice.model).name.lower():
-        raise OptionError(
-            f"`layer` must be chosen for {requested.shown_name(model)}, but it was chosen for "
-            f"{choice.model.removeprefix('local/')}. If both have the same weights: "
-            "LayerEncoder(model, **selection.keywords)."
-        )
-    fixed = set(chosen.changed()) if choice.options is None else CHOSEN_OPTIONS
-    settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
-    settings["revision"] = choice.revision, requested.revision or "default"
-    for name, (expected, value) in settings.items():
-        if value != expected:
-            raise OptionError(
-                f"`{name}` must be {short_repr(expected)}, for which the layer was chosen, but got "
-                f"{short_repr(value)}. Leave it out, or pass the number of the layer."
-            )
-    return layer, cast(EncoderKeywords, {**keywords, **options})
-
-
-def _check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None:
-    """Raise if a choice was made for a model with another number of blocks."""
-    if choice.num_layers not in (0, num_layers):  # 0 in a frame of layer 0 alone
-        raise OptionError(
-            f"`layer` must be chosen for {name}, which has {num_layers} blocks, but it was chosen for a model of "
-            f"{choice.num_layers}. Select a layer of this model."
-        )
-
-
-def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
-    """Return an encoder of the whole model whose layers can be read, without modules trained for the last layer.
-
-    Args:
-        model: folder or hub name.
-        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
-    """
-    encoder = LayerEncoder(model, -1, **{"dense": "drop", **options})
-    if encoder.options.dense == "drop" and "dense" not in options:
-        logger.warning(
-            "Every layer of %s is read without %s, which was trained for its last layer (dense='drop').",
-            encoder.name,
-            ", ".join(encoder.saved.trained),
-        )
-    return encoder
-
-
-def _as_selection(choice: EncoderChoice | None) -> Selection | None:
-    """Return a choice if it is a selection; another is the best layer of a sweep."""
-    if choice is None:
-        return None
-    from midlayer_encoders.selection import Selection
-
-    return choice if isinstance(choice, Selection) else None
-
-
-def _select_by(
-    rule: str,
-    model: str,
-    options: EncoderOptions,
-    texts: Sequence[str] | None,
-    labels: Sequence[int | str | None] | None,
-    recipes: str | None,
-) -> tuple[Selection, EncoderOptions]:
-    """Return the selection of a rule, and the options with the recipe that it brings."""
-    from midlayer_encoders.selection import RULES, select  # with the metrics, which a numbered layer does not need
-
-    check_choice("layer", rule, RULES)
-    # The recipe's fields are among the options; modules after the pooling depend on the layer.
-    complete = complete_encoder(model, {**options.changed(), "recipe": None, "center": None})
-    selection = select(complete, texts, labels, rule=rule, recipes=recipes)
-    keywords = dict(selection.keywords)
-    del keywords["layer"]
-    keywords |= {"center": own} if (own := options.center) is not None else {}
-    # The last layer by default is the model as it was saved; other choices compare layers without these modules.
-    is_default = rule == _AUTO and labels is None and selection.layer == complete.num_layers
-    dense = options.dense if is_default else complete.options.dense
-    options = make_options({**options.changed(), "dense": dense, **keywords})
-    return with_encoder(selection, model, options), options
-
-
-def _model_name(model: Any, model_name_or_path: str | None) -> str:
-    """Return the folder or hub name of a model, which has two keywords."""
-    if model is not None and model_name_or_path is not None:
-        raise OptionError("`model_name_or_path` cannot be combined with `model`, which means the same.")
-    model = model_name_or_path if model is None else model
-    if isinstance(model, nn.Module):
-        raise OptionError("`model` must be a name. For a module: LayerEncoder.from_module(module, layer, processor=…).")
-    return check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
-
-
-def with_encoder(selection: Selection, model: str, options: EncoderOptions) -> Selection:
-    """Return a selection that can create its encoder."""
-    return replace(selection, options=options.recreating(), make_encoder=partial(LayerEncoder, model))
+name_options(LayerEncoder.__init__)

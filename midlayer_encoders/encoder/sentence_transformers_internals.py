@@ -3,7 +3,6 @@
 ``tests/encoder/test_sentence_transformers_internals.py`` fails when a release renames one of them.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,38 +103,3 @@ def encoding_order(encoder: SentenceTransformer, inputs: Sequence[Any]) -> list[
     """Return the order in which ``encode`` processes its inputs, longest first, or ``None`` if it is unknown."""
     length: Any = getattr(encoder, "_input_length", None) or getattr(encoder, "_text_length", None)
     return None if length is None else np.argsort([-length(item) for item in inputs]).tolist()
-
-
-class PlainOnDisk(SentenceTransformer):
-    """A SentenceTransformer that is saved as a plain one with another model card."""
-
-    _branch: str | None = None  # the target of `push_to_hub` while it runs
-
-    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
-        """Return the README of a folder or of a repository on the hub."""
-        raise NotImplementedError
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Upload the folder as ``SentenceTransformer`` does, with a card that shows how to load it."""
-        call = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs)
-        self._branch = call.arguments.get("revision")
-        if call.arguments.get("commit_message") is None:
-            call.arguments["commit_message"] = "Add new SentenceTransformer model"
-        try:
-            return super().push_to_hub(*call.args[1:], **call.kwargs)
-        finally:
-            self._branch = None
-
-    def _create_model_card(self, path: str, model_name: str | None = None, *_: Any, **__: Any) -> None:
-        """Write the encoder's card; the generated one names the subclass and guesses the base model."""
-        text = self.model_card_text(model_name, self._branch)
-        Path(path, "README.md").write_text(text, encoding="utf8")
-
-    def _push_to_hub_usage_tip(self, repo_id: str) -> str:
-        """Return the text of a pull request, which shows how to load a ``SentenceTransformer``."""
-        return str(super()._push_to_hub_usage_tip(repo_id)).replace(type(self).__name__, SentenceTransformer.__name__)
-
-    @classmethod
-    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint as a plain ``SentenceTransformer``, when the trainer loads its best one."""
-        return SentenceTransformer._load_with_module_classes(*args, **kwargs)

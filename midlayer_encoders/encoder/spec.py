@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from midlayer_encoders._types import EncoderSpec, Precision, content_digest
 from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.files_digest import read_settings
+from midlayer_encoders.encoder.prompting import prompting_settings
+from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.models.transformers_internals import is_remote
 from midlayer_encoders.reading.locks import turn
 
@@ -26,6 +28,52 @@ _TOKENIZER_SETTINGS = (
     "model_max_length", "truncation_side", "padding_side", "special_tokens_map", "model_input_names", "chat_template",
     "split_special_tokens",
 )  # fmt: skip
+
+
+def encoder_spec(encoder: Any) -> EncoderSpec:
+    """Return everything that changes an encoder's vectors and scores."""
+    modules: Any = [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in encoder]
+    prompts = sorted((name, text or "") for name, text in encoder.prompts.items())
+    options = encoder.options
+    return EncoderSpec(
+        model=encoder.results_name,
+        revision=options.revision,
+        layer=encoder.layer,
+        num_layers=encoder.num_layers,
+        norm=encoder.norm,
+        pooling=encoder.pooling,
+        max_length=encoder.max_seq_length,
+        dtype=str(encoder.dtype).removeprefix("torch."),
+        prompts=(*prompts, ("", encoder.default_prompt_name or "")),
+        bidirectional=options.bidirectional,
+        adapters=tuple(base_name(adapter) for adapter in options.adapters),
+        chat_template=options.chat_template,
+        gguf_file=encoder.location.file,
+        truncate_dim=encoder.truncate_dim,
+        modules=json.dumps(modules, sort_keys=True, default=str),
+        weights_digest=weights_digest(encoder),
+        tower=options.tower,
+        tower_layers=tuple(encoder.tower_layers.items()),
+        similarity=encoder.similarity_fn_name,
+        prompting=prompting_settings(options),
+        parts=part_digests(encoder),
+    )
+
+
+def mteb_encoder(encoder: Any) -> Any:
+    """Return an encoder for mteb; see ``LayerEncoder.for_mteb``."""
+    from mteb.models import SentenceTransformerEncoderWrapper
+
+    wrapped = SentenceTransformerEncoderWrapper(encoder, target_sampling_rate=encoder.sampling_rate)
+    size = sum(weight.numel() * weight.element_size() for weight in encoder.parameters())
+    wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(
+        update={
+            "modalities": encoder.media,
+            "n_parameters": sum(weight.numel() for weight in encoder.parameters()),
+            "memory_usage_mb": round(size / 2**20, 1),
+        }
+    )
+    return wrapped
 
 
 def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget
+from midlayer_encoders.encoder.choosing import check_own, complete_encoder, with_encoder
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder, with_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.processes.group import Group
@@ -24,8 +25,8 @@ from midlayer_encoders.selection import Selection, select
 def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
     """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
     if not isinstance(model, LayerEncoder):
-        return complete_encoder(model, options)
-    model.check_own(options)
+        return cast(LayerEncoder, complete_encoder(LayerEncoder, model, options))
+    check_own(model, options)
     return model
 
 
@@ -171,4 +172,4 @@ def select_layer(
         num_nodes=num_nodes,
     )
     has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
-    return with_encoder(selection, source.source, source.options) if has_files else selection
+    return with_encoder(LayerEncoder, selection, source.source, source.options) if has_files else selection

@@ -74,15 +74,8 @@ class DetectedKind:
 class KindSource(LayerSource, Protocol):
     """An encoder of a whole model, and what its files say about its training."""
 
+    saved: Any  # what its folder holds for sentence-transformers: `modules` and `saved_class`
     file_pooling: int | None  # llama.cpp's number of the pooling that its GGUF file names, 0 for none
-
-    @property
-    def has_saved_modules(self) -> bool:
-        """Whether the model's folder is one of sentence-transformers."""
-
-    @property
-    def saved_class(self) -> str:
-        """The class of sentence-transformers that saved the model's folder, if not ``SentenceTransformer``."""
 
     @property
     def weight_names(self) -> Sequence[str]:
@@ -115,21 +108,21 @@ def detect_kind(
     """
     if "text" not in source.media:
         return DetectedKind("media", "it takes no text")
-    if source.has_saved_modules:
+    if source.saved.modules:
         return DetectedKind("tuned", "its folder has modules of sentence-transformers")
     pooling = source.file_pooling
     if pooling and pooling != _RERANKER:
         return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
     untuned: ModelKind = "causal" if is_causal else "bidirectional"
-    if pooling == _RERANKER or source.saved_class == "CrossEncoder":
+    if pooling == _RERANKER or source.saved.saved_class == "CrossEncoder":
         file = "GGUF file is a reranker" if pooling else "folder is a CrossEncoder of sentence-transformers"
         return DetectedKind(untuned, f"its {file}, which scores pairs of texts")
     saved_as = _saved_as(source.transformer)
     classes = saved_as or [parent.__name__ for parent in type(source.transformer).__mro__]
     folder = "it has no modules of sentence-transformers"
-    if source.saved_class:
-        folder = f"its folder is a {source.saved_class} of sentence-transformers"
+    if source.saved.saved_class:
+        folder = f"its folder is a {source.saved.saved_class} of sentence-transformers"
     if head := next(filter(_HEAD.search, classes), None):
         shown = f"it was saved as {head}" if saved_as else f"its class is {head}"
         return DetectedKind(untuned, f"{shown}, with {_describe_head(head)}, and {folder}")

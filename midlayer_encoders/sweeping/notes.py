@@ -122,9 +122,9 @@ def sweep_notes(
 
 def _recipe_hint(encoder: LayerEncoder, tokens: Mapping[str, float], run: Mapping[str, str]) -> str:
     """Return the advice to try a prompt, with its cost, if a causal language model read plain texts."""
-    if not tokens or encoder.has_saved_modules or not encoder.reads_plainly:
+    if not tokens or encoder.saved.modules or not encoder.reads_plainly:
         return ""
-    with mock.patch.object(encoder, "_unknown_warned", True):  # a model of proteins does not know these words
+    with mock.patch.object(encoder, "warned", {"unknown"}):  # a model of proteins does not know these words
         inputs = encoder.model_inputs(_TIMED_TEXTS[:1])
     if looks_ahead(encoder.transformer, encoder.anatomy, inputs):
         return ""
@@ -253,7 +253,7 @@ def _device_name(encoder: LayerEncoder) -> str:
 def _time_passes(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int, float], int, int]:
     """Return the seconds until a pass reaches each layer, the least of several passes; tokens of a text; passes."""
     model: Any = encoder[0].model
-    with mock.patch.object(encoder, "_unknown_warned", True):  # a model of proteins does not know these words
+    with mock.patch.object(encoder, "warned", {"unknown"}):  # a model of proteins does not know these words
         features = encoder.preprocess(_TIMED_TEXTS)
     inputs: dict[str, Any] = {
         key: features[key].to(encoder.device) for key in ("input_ids", "attention_mask") if key in features

@@ -66,7 +66,7 @@ def test_error_while_preparing_is_raised_and_leaves_no_thread(
     def failing(*_: Any, **__: Any) -> Any:
         raise LookupError("an odd text")
 
-    monkeypatch.setattr(LayerEncoder, "_preprocess_texts", failing)
+    monkeypatch.setattr(encoding, "_preprocess_texts", failing)
     with pytest.raises(LookupError, match="an odd text"), preparing_ahead(encoder, TEXTS, beside=True):
         SentenceTransformer.encode(encoder, TEXTS, batch_size=4)
     assert not our_threads()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder import encoding
+from midlayer_encoders.encoder import sentence_transformers_encoder
 from midlayer_encoders.extras.kernels import fused_blocks as fused
 from midlayer_encoders.reading.fused import fused_blocks
 
@@ -114,7 +114,7 @@ def test_without_a_gpu_nothing_changes() -> None:
 
 @pytest.mark.long
 def test_compiled_encoder_is_not_fused(tiny_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "fused_blocks", fused._forwards_replaced)
+    monkeypatch.setattr(sentence_transformers_encoder, "fused_blocks", fused._forwards_replaced)
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     expected = encoder.encode(["one text"])
     encoder.compile(backend="eager")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from midlayer_encoders.encoder.saving import LOADER_FILES
+from midlayer_encoders.encoder.saving import LOADER_FILES, check_folder
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.extras.export import _comparison
@@ -65,7 +65,7 @@ def export_vllm(encoder: LayerEncoder, folder: Path) -> _comparison.Exported:
             raise _refusal(encoder, f"it runs a Pooling, Dense and Normalize, not {', '.join([first, *later])}")
         _write_old_names(staging, encoder.max_seq_length)
         error = _compare_vllm(encoder, staging)
-        encoder.check_folder(staging, folder)
+        check_folder(encoder, staging, folder)
         packages = _comparison.versions("torch", "transformers") | (_vllm_version() if error is not None else {})
         serve = serving_line(encoder, ".")
         _comparison.write_card(staging, encoder, "vllm", error=error, versions=packages, serve=serve)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from midlayer_encoders.arguments import Target, check_arguments
+from midlayer_encoders.encoder.saving import save_files
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.extras.export._comparison import Exported
@@ -57,4 +58,4 @@ def export_for(
         return export_gguf(encoder, path, int8=int8)
     if target == "vllm":
         return export_vllm(encoder, path)
-    return Exported(target, path, files=encoder.save_files(str(path), stock=stock))
+    return Exported(target, path, files=save_files(encoder, str(path), stock))

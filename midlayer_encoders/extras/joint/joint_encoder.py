@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument
-from midlayer_encoders.encoder.encoding import EmbeddingEncoder, as_list
+from midlayer_encoders._types import Layer, LayerArgument
+from midlayer_encoders.encoder.encoding import as_list
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.extras.joint.loading import load_towers, paired_layers
 from midlayer_encoders.extras.joint.reader import TowerReader
@@ -30,7 +31,7 @@ from midlayer_encoders.recipes import Recipe
 _OF_ONE_STACK = {"norm", "adapters", "bidirectional", "pooling", "skip_first", "skip_special"}  # options
 
 
-class JointEncoder(EmbeddingEncoder):
+class JointEncoder(LayerEncoder):
     """Embeds texts, images, and texts with an image, whose vectors are added.
 
     ``layer`` and ``num_layers`` count the blocks of the image tower.
@@ -41,7 +42,8 @@ class JointEncoder(EmbeddingEncoder):
 
     encoder_class: type[Any]
 
-    def _load_cut(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, plan: int) -> Any:
+    def load_towers(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, plan: int) -> Any:
+        """Return the model with its towers cut at a layer, and the cut of the image tower."""
         if plan:
             raise NoPlanError
         if refused := [option for option in options.changed() if option in _OF_ONE_STACK]:
@@ -53,11 +55,6 @@ class JointEncoder(EmbeddingEncoder):
         self.tower_layers = {name: cut.layer for name, cut in cuts.items()}
         self.tower_depths = {name: cut.anatomy.num_layers for name, cut in cuts.items()}
         return loaded, replace(cuts["image"], heads=True)
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """Everything that changes this encoder's vectors and scores; training the encoder changes the spec."""
-        return super().spec.at_layer(self.tower_layers)
 
     @property
     def towers(self) -> dict[str, Anatomy]:

@@ -16,7 +16,9 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.arguments import RUN_FILE, TrainingSettings
+from midlayer_encoders.encoder.choosing import check_own
 from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.saving import check_export
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.extras.training.fitting import METRICS, TrainingRecord, read_record, train, write_record
@@ -198,7 +200,7 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encoder
         )
     if isinstance(model, LayerEncoder):
         encoder = model
-        encoder.check_own(options)
+        check_own(encoder, options)
         if layer is not None and resolve_layer(layer, encoder.num_layers, name=encoder.name) != encoder.layer:
             raise OptionError(f"`layer` must be None or {encoder.layer} for this encoder, but got {short_repr(layer)}.")
     elif layer is None:
@@ -207,7 +209,7 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encoder
         encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
     if encoder.media != ["text"]:
         raise OptionError(f"`model` must be a text-only model, but got {' and '.join(encoder.media)}.")
-    encoder.check_export()  # raises if the tuned encoder could not be saved
+    check_export(encoder)  # raises if the tuned encoder could not be saved
     return encoder
 
 
