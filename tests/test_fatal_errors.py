@@ -101,15 +101,15 @@ def write_part(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def load_encoder(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    plans: list[int] = []
+    calls: list[int] = []
     saved = SimpleNamespace(first_path="", modules=(), keywords=lambda _: {})
     monkeypatch.setattr(build, "load_saved_folder", lambda *_, **__: saved)
     monkeypatch.setattr(build.prompting, "resolve_prompts", lambda *_: None)
-    monkeypatch.setattr(build, "open_model", lambda *_, **__: plans.append(len(plans)) or fail())
+    monkeypatch.setattr(build, "open_model", lambda *_, **__: calls.append(len(calls)) or fail())
     try:
         return LayerEncoder(str(tmp_path), 1, device="cpu")
     finally:
-        assert plans == [0] or len(plans) == build.MOST_PLANS
+        assert calls == [0]
 
 
 def read_file(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -168,7 +168,6 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/processes/group.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/processes/pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/extras/vectors/parquet_parts.py:__call__": (write_part, [*DISK, *MEMORY, ORDINARY]),
-    "midlayer_encoders/encoder/build.py:build_from_files": (load_encoder, [*DISK, *MEMORY]),
     "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
     "midlayer_encoders/processes/cluster.py:__call__": (run_in_a_job, []),
     **{
@@ -245,15 +244,32 @@ def test_error_comes_out_of_the_place(
     assert str(raised.value) == str(error)
 
 
+@pytest.mark.parametrize("error", [*STOPS, *DISK, *MEMORY], ids=repr)
+def test_error_while_files_are_opened_is_raised(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise copy(error)
+
+    with pytest.raises(type(error)) as raised:
+        load_encoder(fail, tmp_path, monkeypatch)
+    assert str(raised.value) == str(error)
+
+
+def test_other_error_while_files_are_opened_names_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ORDINARY
+
+    with pytest.raises(CutError, match=f"{tmp_path.name} cannot be built.*ValueError: made"):
+        load_encoder(fail, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("place", [place for place, (_, others) in PLACES.items() if ORDINARY not in others])
 def test_other_errors_stay_in_the_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise ORDINARY
 
-    if place.endswith(":build_from_files"):
-        with pytest.raises(CutError, match="ValueError: made"):
-            load_encoder(fail, tmp_path, monkeypatch)
-    elif place.endswith(":read_artifact"):
+    if place.endswith(":read_artifact"):
         assert read_artifact(tmp_path, fail) is None
     else:
         assert "made" in str(PLACES[place][0](fail, tmp_path, monkeypatch))

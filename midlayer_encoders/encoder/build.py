@@ -1,7 +1,8 @@
 """Build an encoder from the files of a model or from a module in memory: load and cut, assemble the modules, verify."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,9 +24,9 @@ from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, l
 from midlayer_encoders.encoder.spec import CardData, base_name
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, media_parts, resolve_layer, suffers_from_padding
-from midlayer_encoders.models.cut import MOST_PLANS, Cut
+from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, Location, local_folder, module_folder
-from midlayer_encoders.models.load import ModelFiles, NoPlanError, open_model
+from midlayer_encoders.models.load import ModelFiles, open_model
 from midlayer_encoders.recipes import Recipe, recipe_of
 from midlayer_encoders.validation import check_choice
 
@@ -50,84 +51,87 @@ def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: En
     saved = load_saved_folder(location, options)
     prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
     place, revision = model_place(location, saved, options.revision)
-    error: MidlayerError | None = None
-    for plan in range(MOST_PLANS):
-        try:
-            with open_model(
-                place,
-                shown=model,
-                revision=revision,
-                adapters=options.adapters,
-                trust_remote_code=options.trust_remote_code,
-                model_kwargs=_model_kwargs(options, saved),
-                config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
-            ) as files:
-                if files.converted is not None and options.pooling is None:
-                    saved = replace(saved, pooling=files.converted.default_pooling())
-                parts = _load_plan(encoder, files, layer, options, saved, plan)
-        except NoPlanError:
-            break
-        except CutError as reason:
-            error = error or reason
-        except MidlayerError as reason:
-            raise error or reason from reason.__cause__
-        except (OSError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except ImportError as reason:
-            cause = " ".join(str(reason).split())
-            raise MidlayerError(f"{model!r} needs a library that is not installed: {cause}") from reason
-        except Exception as reason:  # shallower models fail in their own ways
-            if error is None:
-                error = CutError(
-                    f"{options.shown_name(model)} cannot be built, or run, with the blocks up to layer "
-                    f"{layer} alone: {error_summary(reason)}. Its files may be damaged; if not, try another layer."
-                )
-                error.__cause__ = reason
+    with (
+        _named_errors(model, layer, options),
+        open_model(
+            place,
+            shown=model,
+            revision=revision,
+            adapters=options.adapters,
+            trust_remote_code=options.trust_remote_code,
+            model_kwargs=_model_kwargs(options, saved),
+            config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
+        ) as files,
+    ):
+        if files.converted is not None and options.pooling is None:
+            saved = replace(saved, pooling=files.converted.default_pooling())
+        towers = media_parts(files.complete)
+        if options.tower is not None and options.tower not in towers:
+            raise OptionError(
+                f"`tower` must be None for {files.model}, which is not a joint model, but got {options.tower!r}."
+            )
+        anatomy: Anatomy | None = None
+        if towers and options.tower is None:
+            from midlayer_encoders.extras.joint.joint_encoder import joint_class
+
+            encoder.__class__ = joint_class(encoder.__class__)
+            loaded, cut = encoder.load_towers(files, layer, options)
+            first = _first_module(files, loaded, cut, options, saved)
         else:
-            _assemble(encoder, model, *parts, options, saved)
-            if files.converted is not None:
-                encoder.files, encoder.file_pooling = files.converted.digest, files.converted.pooling_type
-            if files.converted is None or saved.modules:  # else other files beside it are not read
-                folder = local_folder(location, options.revision)
-                encoder.files += files_digest(folder, code=options.trust_remote_code)
-            encoder.loaded = Description(encoder).parts()
-            return
-    assert error is not None
-    raise error from error.__cause__
+            first, cut, anatomy = _load_stack(files, model, layer, options, saved, towers.get(options.tower or ""))
+    _assemble(encoder, model, first, cut, anatomy, options, saved)
+    if files.converted is not None:
+        encoder.files, encoder.file_pooling = files.converted.digest, files.converted.pooling_type
+    if files.converted is None or saved.modules:  # else other files beside it are not read
+        encoder.files += files_digest(local_folder(location, options.revision), code=options.trust_remote_code)
+    encoder.loaded = Description(encoder).parts()
 
 
-def _load_plan(
-    encoder: Any, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, saved: SavedFolder, plan: int
-) -> tuple[Any, Cut, Anatomy | None]:
-    """Load a model by one of the plans to read a layer, and verify the states."""
-    towers = media_parts(files.complete)
-    if options.tower is None and towers:
-        from midlayer_encoders.extras.joint.joint_encoder import joint_class
+@contextmanager
+def _named_errors(model: str, layer: LayerArgument, options: EncoderOptions) -> Iterator[None]:
+    """Raise errors of other libraries, where shallower models fail in their own ways, as errors that name the model."""
+    try:
+        yield
+    except (MidlayerError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except ImportError as reason:
+        cause = " ".join(str(reason).split())
+        raise MidlayerError(f"{model!r} needs a library that is not installed: {cause}") from reason
+    except Exception as reason:
+        raise CutError(
+            f"{options.shown_name(model)} cannot be built, or run, with the blocks up to layer "
+            f"{layer} alone: {error_summary(reason)}. Its files may be damaged; if not, try another layer."
+        ) from reason
 
-        encoder.__class__ = joint_class(encoder.__class__)
-        loaded, cut = encoder.load_towers(files, layer, options, plan)
-    elif options.tower is None or options.tower in towers:
-        loaded, cut = files.load_cut(layer, options.norm, part=towers.get(options.tower or ""), plan=plan)
-    else:
-        raise OptionError(
-            f"`tower` must be None for {files.model}, which is not a joint model, but got {options.tower!r}."
-        )
+
+def _load_stack(
+    files: ModelFiles, model: str, layer: LayerArgument, options: EncoderOptions, saved: SavedFolder, part: str | None
+) -> tuple[Any, Cut, Anatomy]:
+    """Load one stack of blocks, cut at a layer, or read by hooks if the cut would change its states; verify both."""
+    try:
+        with _named_errors(model, layer, options):
+            loaded, cut = files.load_cut(layer, options.norm, part=part)
+            first = _first_module(files, loaded, cut, options, saved)
+            return first, cut, verification.check_states(first, cut, *probe_features(first))
+    except CutError as error:
+        refusal = error
+    try:
+        with _named_errors(model, layer, options):
+            loaded, cut = files.load_cut(layer, options.norm, part=part, whole=True)
+            first = _first_module(files, loaded, cut, options, saved)
+            alone, padded = probe_features(first)
+            anatomy, hooked = verification.check_uncut(first, cut, alone)
+            first.__class__ = UncutTransformer
+            first.anatomy, first.layer, first.norm, first.bypass = anatomy, cut.layer, options.norm, not hooked
+            verification.check_padding(first, alone, padded)
+            return first, cut, anatomy
+    except MidlayerError:
+        raise refusal from refusal.__cause__
+
+
+def _first_module(files: ModelFiles, loaded: Any, cut: Cut, options: EncoderOptions, saved: SavedFolder) -> Any:
     first: Any = transformer_module(files, loaded, cut, options, saved)
-    if options.device_map is None:
-        first.to(options.device or get_device_name())
-    if cut.heads:
-        return first, cut, None
-    alone, padded = probe_features(first)
-    if cut.output is not None:
-        return first, cut, verification.check_states(first, cut, alone, padded)
-    anatomy, hooked = verification.check_uncut(first, cut, alone)
-    first.__class__ = UncutTransformer
-    first.anatomy = anatomy
-    first.layer = cut.layer
-    first.norm = options.norm
-    first.bypass = not hooked
-    verification.check_padding(first, alone, padded)
-    return first, cut, anatomy
+    return first if options.device_map is not None else first.to(options.device or get_device_name())
 
 
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import hub
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
-from midlayer_encoders.models.cut import plan_cuts
+from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooled_spans import PooledSpans
@@ -227,7 +227,7 @@ class LayerEncoder(SentenceTransformer):
         if isinstance(self[0], MemoryModule):
             return [(self.anatomy, max(layer, 1))]
         config = getattr(self.transformer, "config", None)
-        return [(self.anatomy, plan_cuts(self.anatomy, layer, self.norm, config=config)[0].keep)]
+        return [(self.anatomy, plan_cut(self.anatomy, layer, self.norm, config=config).keep)]
 
     def check_one_stack(self, argument: str) -> None:
         """Raise an :class:`OptionError` if ``argument`` needs one stack of blocks, and the model has several."""

@@ -17,14 +17,12 @@ from midlayer_encoders.encoder.inputs import feature_extractor, probe_features, 
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
-from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
+from midlayer_encoders.models.cut import Cut, at_depth, cut_model
 from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 
 Features: TypeAlias = Mapping[str, Any]
 
-_VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
-_POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
 # Errors that models raise when they run with fewer blocks than they were written for.
 _RUN_ERRORS = (
@@ -36,7 +34,7 @@ _LAST_STATES = "A plain SentenceTransformer gives its last states."
 
 
 @torch.no_grad()
-def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features | None) -> Anatomy:
+def check_states(module: Any, cut: Cut, alone: Features, padded: Features | None) -> Anatomy:
     """Complete the cut, and return the anatomy of the cut model; raise unless the pooled states are the layer's.
 
     Args:
@@ -45,15 +43,43 @@ def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features 
         alone: the features of one short input.
         padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
     """
-    model: Any = module.model
-    with _truncated_stack(module, cut) as truncated:
-        final = _verify_layer(module, truncated, alone, padded, layer=cut.layer)
-    internals.drop_recording_hooks(model)  # the first pass installed them on the truncated stack
-    anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
+    model = module.model
+    name = type(model).__name__
+    record = _record_reference(module, alone, cut)
+    anatomy = _observed_anatomy(model, cut, record)
+    # Hidden states are not the model's output, so that one must be what the final modules make of them.
+    output = record.model_output if cut.norm == "final" and isinstance(cut.output, tuple) else None
+    if output is not None and not _is_output(final_norm(model, anatomy, "final")(record.outputs[-1]), output):
+        raise CutError(f"{name} changes its states after its last block in an unknown way. {_LAST_STATES}")
+    expected = _expected_states(record, cut, model, anatomy)
+    if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
+        expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
     cut_model(model, replace(cut, anatomy=anatomy))
+    internals.drop_recording_hooks(model)
+    compared = expected if internals.is_remote(model) else None
+    if compared is not None and not torch.equal(compared, module(dict(alone))["token_embeddings"]):
+        raise CutError(f"{name} gives other states for layer {cut.layer} once it is cut: they depend on its depth.")
+    batch = alone if padded is None or suffers_from_padding(model) else padded
+    try:
+        states = module(dict(batch))["token_embeddings"][:1]
+    except _RUN_ERRORS as reason:
+        raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
+    complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
+    if not complete or expected is None or not close(expected, states[:, : expected.shape[1]]):
+        unpadded = module(dict(alone))["token_embeddings"]
+        if not complete or (expected is not None and not close(expected, unpadded)):
+            raise CutError(
+                f"{name} gives other states for layer {cut.layer} with norm={cut.norm!r} than its block does, so an "
+                f"unknown module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
+            )
+        if expected is not None or not close(unpadded, states[:, : unpadded.shape[1]]):
+            mark_padding(model)
+    internals.drop_recording_hooks(model)
+    final = anatomy.final
     if cut.unnormed:
-        anatomy = replace(anatomy, final=tuple(path.replace(".norm", ".fc_norm") for path in final))
-    return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
+        final = tuple(path.replace(".norm", ".fc_norm") for path in final)
+    found = replace(find_anatomy(model, blocks=anatomy.blocks, final=anatomy.final), final=final)
+    return found if found.shared else replace(found, num_layers=cut.keep, num_blocks=cut.keep)
 
 
 @torch.no_grad()
@@ -93,35 +119,6 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
     return anatomy, True
 
 
-@contextlib.contextmanager
-def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
-    """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
-
-    A pass through all of them would take longer than loading the model. Mixed stacks, and models whose code is not that
-    of transformers, are verified whole.
-    """
-    config = module.model.config
-    blocks = module.model.get_submodule(cut.anatomy.blocks)
-    dropped = len(blocks) - _VERIFIED_BLOCKS
-    uniform = dropped > 0 and len({_block_signature(block) for block in blocks}) == 1
-    if cut.anatomy.shared or not uniform or internals.is_remote(module.model):
-        yield cut
-        return
-    output = cut.output
-    entries = module.modality_config
-    if isinstance(output, tuple):
-        output = (output[0], output[1] - dropped)
-        entries = {key: {**entry, "method_output_name": list(output)} for key, entry in entries.items()}
-    with (
-        mock.patch.object(blocks, "_modules", dict(blocks._modules)),
-        mock.patch.dict(vars(config)),
-        mock.patch.object(module, "modality_config", entries),
-    ):
-        change_depth(config, len(blocks), _VERIFIED_BLOCKS)
-        del blocks[_VERIFIED_BLOCKS:]
-        yield replace(cut, layer=cut.layer - dropped, keep=cut.keep - dropped, output=output)
-
-
 def _settings(model: nn.Module) -> dict[str, Any]:
     """Return the bools, numbers and strings among the attributes of each module, by path."""
     return {
@@ -130,50 +127,6 @@ def _settings(model: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if isinstance(value, bool | int | float | str) and not name.startswith("_")
     }
-
-
-def _block_signature(block: nn.Module) -> tuple[Any, ...]:
-    """Return the modules, shapes and settings of a block, without its position."""
-    settings = [item for item in _settings(block).items() if item[0].rpartition(".")[2] not in _POSITION_NAMES]
-    modules = [(path, type(module)) for path, module in block.named_modules()]
-    return (*modules, *settings, *((name, value.shape) for name, value in block.named_parameters()))
-
-
-def _verify_layer(module: Any, cut: Cut, alone: Features, padded: Features | None, *, layer: int) -> tuple[str, ...]:
-    """Return the modules after the last block; raise unless the module returns the states of the layer."""
-    model: Any = module.model
-    name = type(model).__name__
-    record = _record_reference(module, alone, cut)
-    anatomy = _observed_anatomy(model, cut, record)
-    # Hidden states are not the model's output, so that one must be what the final modules make of them.
-    output = record.model_output if cut.norm == "final" and isinstance(cut.output, tuple) else None
-    if output is not None and not _is_output(final_norm(model, anatomy, "final")(record.outputs[-1]), output):
-        raise CutError(f"{name} changes its states after its last block in an unknown way. {_LAST_STATES}")
-    expected = _expected_states(record, cut, model, anatomy)
-    if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
-        expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
-    cut_model(model, replace(cut, anatomy=anatomy))
-    internals.drop_recording_hooks(model)
-    compared = expected if internals.is_remote(model) else None
-    if compared is not None and not torch.equal(compared, module(dict(alone))["token_embeddings"]):
-        raise CutError(f"{name} gives other states for layer {layer} once it is cut: they depend on its depth.")
-    batch = alone if padded is None or suffers_from_padding(model) else padded
-    try:
-        states = module(dict(batch))["token_embeddings"][:1]
-    except _RUN_ERRORS as reason:
-        raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
-    complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
-    if complete and expected is not None and close(expected, states[:, : expected.shape[1]]):
-        return anatomy.final
-    unpadded = module(dict(alone))["token_embeddings"]
-    if not complete or (expected is not None and not close(expected, unpadded)):
-        raise CutError(
-            f"{name} gives other states for layer {layer} with norm={cut.norm!r} than its block does, so an unknown "
-            f"module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
-        )
-    if expected is not None or not close(unpadded, states[:, : unpadded.shape[1]]):
-        mark_padding(model)
-    return anatomy.final
 
 
 @torch.no_grad()

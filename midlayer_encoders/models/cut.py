@@ -20,10 +20,9 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 # Families whose hidden states are the blocks' outputs, not their inputs: the embeddings have no entry.
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be built, or run, without blocks.
-_NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
+_NEVER_EMPTY = {"deberta", "deberta-v2", "longformer", "modernbert", "modernbert-decoder", "xmod"}
 # Families that cannot be built with only one block that shares its weights while weights are tied.
 _TIED_BLOCKS = {"zamba"}
-MOST_PLANS = 4  # the most plans that `plan_cuts` returns
 
 
 @dataclass(frozen=True)
@@ -54,36 +53,27 @@ class Cut:
     unnormed: tuple[tuple[str, bool], ...] = ()
 
 
-def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> list[Cut]:
-    """Return the plans to read ``layer`` from a model of this anatomy, the likeliest first.
+def plan_cut(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> Cut:
+    """Return the plan to read ``layer`` from a model of this anatomy; verification of the loaded model proves it.
 
     With the final norm, the model ends after ``layer`` blocks. Without it, the states are the input of the next block,
     where transformers records hidden states, so the cut model has one block more (a blank one at the last layer). Some
-    families record each block's output instead, and some cannot be built, or run, without blocks: verification of the
-    loaded model decides which plan works. The last plan leaves the model uncut.
+    families record each block's output instead, and some cannot be built, or run, without blocks.
     """
-    return [*_cuts(anatomy, layer, norm, config), Cut(anatomy, layer, norm, anatomy.num_layers, None)]
-
-
-def _cuts(anatomy: Anatomy, layer: int, norm: Norm, config: Any) -> list[Cut]:
     model_type = getattr(config, "model_type", "")
     ends = Cut(anatomy, layer, norm, layer, "last_hidden_state")
+    received = Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
     if model_type == internals.TIMM:  # its hidden states are grids of patches without the class token
         settings = internals.timm_norm_settings(config) if norm == "none" and anatomy.final else {}
-        return [replace(ends, unnormed=tuple(settings.items()))]
-    received = Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
-    returned = Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
-    silent = Cut(anatomy, 0, norm, 1, "last_hidden_state", silent=True)
-    if norm == "none":
-        if model_type in _OUTPUTS_RECORDED:
-            return [returned, received]
-        if layer == 0 and model_type in _NEVER_EMPTY and not anatomy.final:
-            return [received, returned]
-        return [received, returned, ends] if anatomy.final else [ends, received, returned]
-    if layer > 0:
-        return [ends]
-    empty = [] if model_type in _NEVER_EMPTY else [ends]
-    return [*empty, silent, received] if anatomy.final else [*empty, received, silent]
+        return replace(ends, unnormed=tuple(settings.items()))
+    if norm == "none" and model_type in _OUTPUTS_RECORDED:
+        return Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
+    cannot_be_empty = layer == 0 and model_type in _NEVER_EMPTY
+    if norm == "none" and (anatomy.final or cannot_be_empty or getattr(config, "add_adapter", False)):
+        return received
+    if cannot_be_empty:
+        return Cut(anatomy, 0, norm, 1, "last_hidden_state", silent=True) if anatomy.final else received
+    return ends
 
 
 def cut_config(config: Any, num_layers: int, keep: int) -> Any:
@@ -146,7 +136,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     config: Any = model.config if internals.is_pretrained(model) else None  # a module in memory may have any other
     depth_changes = cut.keep != anatomy.num_layers
     if config is not None and depth_changes:
-        change_depth(config, anatomy.num_layers, cut.keep)
+        _change_depth(config, anatomy.num_layers, cut.keep)
     if not anatomy.shared:
         empty = _empty_like(model) if depth_changes else None
         while len(blocks) < cut.keep:  # only its input is read
@@ -192,7 +182,7 @@ def _zeroed(block: nn.Module, like: nn.Module) -> nn.Module:
     return block
 
 
-def change_depth(config: Any, num_layers: int, keep: int) -> None:
+def _change_depth(config: Any, num_layers: int, keep: int) -> None:
     """Change the depth of a config in place, since all modules of the model may hold it."""
     small = cut_config(config, num_layers, keep)
     per_layer = [key for key in small.to_dict() if _PER_LAYER.search(key)]

@@ -23,7 +23,7 @@ from midlayer_encoders.files import expand_home
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
-from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cuts
+from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cut
 from midlayer_encoders.models.hub import Location, access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 
@@ -60,10 +60,6 @@ class ConvertedModel(Protocol):
 
     def read_weights(self, complete: Any, blocks: int) -> dict[str, Tensor]:
         """Return the weights of a model with the first blocks, for the complete model without weights."""
-
-
-class NoPlanError(Exception):
-    """No further plan to read a layer is left."""
 
 
 @contextmanager
@@ -194,7 +190,7 @@ class ModelFiles:
         return self.model if self.converted is None else self.converted.tokenizer
 
     def load_cut(
-        self, layer: LayerArgument, norm: Norm = "final", *, part: str | None = None, plan: int = 0
+        self, layer: LayerArgument, norm: Norm = "final", *, part: str | None = None, whole: bool = False
     ) -> tuple[nn.Module, Cut]:
         """Return the model cut at ``layer``, in eval mode, and the cut.
 
@@ -206,10 +202,7 @@ class ModelFiles:
             norm: ``"final"`` or ``"none"``.
             part: path of the only part to load, in the complete model; by default the encoder of an encoder-decoder
                 model, or the language model inside one that also reads images or audio.
-            plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
-
-        Raises:
-            NoPlanError: if there is no such plan.
+            whole: whether to leave the model uncut; the cut is then only the plan of its hooks.
         """
         if isinstance(layer, Mapping):
             raise LayerIndexError(
@@ -221,10 +214,8 @@ class ModelFiles:
             complete = self.complete if inner is None else _empty_part(self.complete, inner)
             anatomy = find_anatomy(complete)
             resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=self.model)
-            cuts = plan_cuts(anatomy, resolved, norm, config=complete.config)
-            if plan >= len(cuts):
-                raise NoPlanError
-            cut = cuts[plan]
+            hooks = Cut(anatomy, resolved, norm, anatomy.num_layers, None)
+            cut = hooks if whole else plan_cut(anatomy, resolved, norm, config=complete.config)
             try:
                 loaded = self._load_stack(complete, cut, inner if encoder is None else encoder.path)
             except ModelNotFoundError:

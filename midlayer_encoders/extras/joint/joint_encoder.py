@@ -23,7 +23,7 @@ from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.extras.joint.loading import load_towers, paired_layers
 from midlayer_encoders.extras.joint.reader import TowerReader
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, media_parts, resolve_layers
-from midlayer_encoders.models.load import ModelFiles, NoPlanError
+from midlayer_encoders.models.load import ModelFiles
 from midlayer_encoders.reading.batches import is_combined
 from midlayer_encoders.reading.reader import check_after_pooling
 from midlayer_encoders.recipes import Recipe
@@ -42,10 +42,8 @@ class JointEncoder(LayerEncoder):
 
     encoder_class: type[Any]
 
-    def load_towers(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, plan: int) -> Any:
+    def load_towers(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions) -> Any:
         """Return the model with its towers cut at a layer, and the cut of the image tower."""
-        if plan:
-            raise NoPlanError
         if refused := [option for option in options.changed() if option in _OF_ONE_STACK]:
             raise OptionError(
                 f"`{refused[0]}` does not apply to {files.model}, a joint model, whose heads normalize and pool. "

@@ -11,7 +11,7 @@ from midlayer_encoders._types import Layer, LayerArgument
 from midlayer_encoders.errors import CutError, LayerIndexError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import find_anatomy, media_parts, resolve_layer
-from midlayer_encoders.models.cut import Cut, cut_config, plan_cuts
+from midlayer_encoders.models.cut import Cut, cut_config, plan_cut
 from midlayer_encoders.models.load import ModelFiles, check_cut, read_weights
 from midlayer_encoders.validation import check_choice
 
@@ -42,7 +42,7 @@ def load_towers(files: ModelFiles, layer: LayerArgument) -> tuple[nn.Module, dic
                 f"{reason} One number is for both towers: pass a fraction for the same relative depth, or a layer "
                 f"for each, such as layer={{{', '.join(f'{tower!r}: 1' for tower in towers)}}}."
             ) from None
-        cuts[name] = plan_cuts(anatomy, resolved, "final")[0]
+        cuts[name] = plan_cut(anatomy, resolved, "final")
         tower_config = cut_config(getattr(config, _CONFIGS[name]), anatomy.num_layers, cuts[name].keep)
         setattr(config, _CONFIGS[name], tower_config)
     depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
