@@ -1,7 +1,7 @@
 """Build an encoder from the files of a model or from a module in memory: load and cut, assemble the modules, verify."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -9,26 +9,23 @@ from typing import Any, cast
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from midlayer_encoders._types import Layer, LayerArgument, Medium
+from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.encoder import prompting, verification
 from midlayer_encoders.encoder.bidirectional import turn_mask_off
 from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.files_digest import files_digest
-from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width, transformer_module
+from midlayer_encoders.encoder.first_module import UncutTransformer, states_width, transformer_module
 from midlayer_encoders.encoder.inputs import probe_features, supported_media
 from midlayer_encoders.encoder.options import EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.spec import CardData, base_name
-from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary, short_repr
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, media_parts, resolve_layer, suffers_from_padding
+from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary
+from midlayer_encoders.models.anatomy import Anatomy, media_parts, suffers_from_padding
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, Location, local_folder, module_folder
 from midlayer_encoders.models.load import ModelFiles, open_model
 from midlayer_encoders.recipes import Recipe, recipe_of
-from midlayer_encoders.validation import check_choice
 
 
 def encoder_name(model: str, options: EncoderOptions) -> str:
@@ -79,7 +76,7 @@ def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: En
             first = _first_module(files, loaded, cut, options, saved)
         else:
             first, cut, anatomy = _load_stack(files, model, layer, options, saved, towers.get(options.tower or ""))
-    _assemble(encoder, model, first, cut, anatomy, options, saved)
+    assemble(encoder, model, first, cut, anatomy, options, saved)
     if files.converted is not None:
         encoder.files, encoder.file_pooling = files.converted.digest, files.converted.pooling_type
     if files.converted is None or saved.modules:  # else other files beside it are not read
@@ -147,45 +144,7 @@ def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def build_from_module(
-    encoder: Any,
-    module: Any,
-    layer: Layer,
-    processor: Any,
-    medium: Medium,
-    blocks: str | None,
-    final: Sequence[str] | None,
-    options: EncoderOptions,
-) -> None:
-    """Initialize the encoder of a copy of a module in memory; the arguments are as in ``LayerEncoder.from_module``."""
-    options.check_for_module()
-    check_choice("medium", medium, ("text", "image", "audio"))
-    module = getattr(module, "_orig_mod", module)  # the module inside `torch.compile`
-    if not isinstance(module, nn.Module):
-        raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
-    if not callable(processor):
-        raise OptionError(
-            f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
-        )
-    if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
-        raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
-    anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
-    number = resolve_layer(layer, anatomy.num_layers, name=type(module).__name__)
-    # The hook needs a block; layer 0 is its input.
-    cut = Cut(anatomy, number, options.norm, max(number, 1), "last_hidden_state")
-    try:
-        copied = copy.deepcopy(module).eval()
-    except Exception as reason:  # whatever its attributes raise
-        raise OptionError(
-            f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not ({reason}). "
-            "Remove the attribute, or detach the tensor, that cannot be copied."
-        ) from reason
-    first = MemoryModule(copied, processor, cut, medium)
-    verification.check_module(first, cut, *probe_features(first), module, find_final=final is None)
-    _assemble(encoder, f"module/{type(module).__name__}", first, cut, None, options, SavedFolder())
-
-
-def _assemble(
+def assemble(
     encoder: Any,
     source: str,
     first: Any,
@@ -238,7 +197,7 @@ def _assemble(
         if getattr(first, "bypass", False):
             raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
         turn_mask_off(encoder[0], cut, encoder.name)
-        if not isinstance(encoder[0], MemoryModule):
+        if not encoder.in_memory:
             verification.check_padding(encoder[0], *probe_features(encoder[0]))
     encoder.eval()
     encoder.makes_one_size = "image" not in encoder.media or verification.makes_one_size(first)
@@ -258,7 +217,7 @@ def _assemble(
 def build_with_recipe(source: Any, recipe: Recipe | str) -> Any:
     """Return an encoder that shares another one's model and uses a recipe; see ``LayerEncoder.with_recipe``."""
     has_maps = not set(source.after_pooling) <= {"Normalize"}
-    if source.options.template is not None or has_maps or isinstance(source[0], MemoryModule):
+    if source.options.template is not None or has_maps or source.in_memory:
         raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {source.name}.")
     before_vectors = recipe_of("recipe", recipe).before_vectors()
     options = make_options({**source.options.changed(), "recipe": before_vectors})

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder import inputs as prepare
-from midlayer_encoders.encoder.first_module import MemoryModule, reads_padding
+from midlayer_encoders.encoder.first_module import reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
@@ -153,7 +153,7 @@ def _preprocess_media(encoder: Any, read: Sequence[Any], inputs: Sequence[Any], 
     if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
         kwargs["processing_kwargs"] = prepare.WITH_MASK
     # A processor has no state, unlike a tokenizer or what a user's own function may have.
-    is_shared = encoder.tokenizer is not None or isinstance(encoder[0], MemoryModule)
+    is_shared = encoder.tokenizer is not None or encoder.in_memory
     with turn(_preparer(encoder)) if is_shared else nullcontext():
         features = SentenceTransformer.preprocess(encoder, read, **kwargs)
     return prepare.model_features(model, features)
@@ -165,7 +165,7 @@ def _preprocess_texts(encoder: Any, inputs: Sequence[Any], prompt: str | None, *
         features: dict[str, Any] = SentenceTransformer.preprocess(encoder, ["."] * len(inputs), prompt=prompt, **kwargs)
         features["attention_mask"] = torch.zeros_like(features["attention_mask"])
         return features
-    if not isinstance(encoder[0], MemoryModule) and not reads_padding(encoder.transformer):
+    if not encoder.in_memory and not reads_padding(encoder.transformer):
         encoder.tokenizer.padding_side = "right"  # which leaves positions unchanged
     features = SentenceTransformer.preprocess(encoder, inputs, prompt=prompt, **kwargs)
     _check_ids(encoder, features.get("input_ids"))

@@ -5,27 +5,26 @@ It is sentence-transformers' module around a cut model, :class:`UncutTransformer
 """
 
 import copy
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from sentence_transformers.sentence_transformer.modules import InputModule, Transformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Medium, Norm
+from midlayer_encoders._types import Norm
 from midlayer_encoders.encoder.inputs import WITH_MASK, probe_features
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
-from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, most_tokens, suffers_from_padding
+from midlayer_encoders.models.anatomy import Anatomy, most_tokens, suffers_from_padding
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.models.load import ModelFiles
-from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
+from midlayer_encoders.reading.capture import blocks_bypassed, layers_watched
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
@@ -35,11 +34,6 @@ _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "a
 _PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
 _EMPTY_TOKENS = 2  # tokens beside the special ones in a tokenizer without a vocabulary
 _PADDING_ROWS = 1024  # embeddings without a token, which make their number a multiple of a power of two
-# The arguments of a processor in memory.
-_CALLS: dict[str, dict[str, Any]] = {
-    "text": {"padding": True, "truncation": True, "return_attention_mask": True},
-    "audio": {"padding": True, "return_attention_mask": True},
-}
 
 
 # --- a model from files ----------------------------------------------------------------------------------------------
@@ -169,98 +163,13 @@ def states_width(first: Any, anatomy: Anatomy | None, norm: Norm) -> int:
     return int(projections[-1] if projections else first.get_embedding_dimension())
 
 
-# --- a model in memory ------------------------------------------------------------------------------------------------
+# --- a model that is not cut ------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _probed_width(module: Any) -> int:
+def probed_width(module: Any) -> int:
     """Return the width of the states of a probe."""
     return int(module.forward(probe_features(module)[0])["token_embeddings"].shape[-1])
-
-
-class MemoryModule(InputModule):
-    """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
-
-    Args:
-        model: uncut, or cut after the layer, or after the first block for layer 0.
-        processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
-            argument) or to a mapping of tensors (keyword arguments).
-        cut: the cut of the model.
-        medium: the medium of the inputs.
-    """
-
-    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium"]  # noqa: RUF012  (as in the base class)
-    get_embedding_dimension = _probed_width
-
-    def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        if getattr(processor, "padding_side", "right") == "left":
-            processor = copy.deepcopy(processor)
-            if medium == "text":
-                processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
-        self.model = model
-        self.processor = processor
-        self.medium = medium
-        self.blocks = cut.anatomy.blocks
-        self.final = list(cut.anatomy.final)
-        self.layer = cut.layer
-        self.norm = cut.norm
-        self.find_layers()
-        self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
-        self._arguments = list(inspect.signature(model.forward).parameters)
-
-    def find_layers(self) -> None:
-        """Locate the layers of the model, after it was cut or replaced."""
-        self.anatomy = find_anatomy(self.model, blocks=self.blocks, final=tuple(self.final))
-
-    @property
-    def modalities(self) -> list[Any]:
-        """The medium of the inputs."""
-        return [self.medium]
-
-    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
-        """Return the processed batch."""
-        batch = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
-        options: dict[str, Any] = {}
-        if hasattr(self.processor, "save_pretrained"):  # else a plain function
-            options = {"return_tensors": "pt", **_CALLS.get(self.medium, {})}
-            if self.medium == "audio":
-                options["sampling_rate"] = batch[0]["sampling_rate"]
-                batch = [waveform["array"] for waveform in batch]
-        processed = self.processor(batch, **options)
-        features = dict(processed) if isinstance(processed, Mapping) else {self._arguments[0]: processed}
-        if not any(isinstance(value, Tensor) for value in features.values()):
-            raise OptionError(
-                f"`processor` must return a tensor, or a mapping of tensors by the names of the module's arguments, "
-                f"but returned {short_repr(processed)}."
-            )
-        return {**features, "modality": self.medium}
-
-    def arguments(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features that are arguments of the model."""
-        tensors = {key: value for key, value in features.items() if key in self._arguments or isinstance(value, Tensor)}
-        return internals.without_cache(self.model, accepted_arguments(self.model, tensors))
-
-    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Return the features with the layer's states as ``token_embeddings``."""
-        inputs = self.arguments(features)
-        states = captured(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
-        if not states:
-            raise CutError(
-                f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on "
-                "this input, so it has no such layer. Wrap the module so that all blocks run on every input."
-            )
-        return {**features, "token_embeddings": states[0]}
-
-    def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
-        """Raise: plain folders hold only modules of sentence-transformers."""
-        raise CutError(
-            f"{type(self.model).__name__} is a module in memory, which is not saved to {output_path}. If it is a "
-            "transformers model, save it with its `save_pretrained`, and pass that folder to `LayerEncoder`."
-        )
-
-
-# --- a model that is not cut ------------------------------------------------------------------------------------------
 
 
 class UncutTransformer(Transformer):
@@ -278,7 +187,7 @@ class UncutTransformer(Transformer):
     layer: int
     norm: Norm
     bypass: bool = False
-    get_embedding_dimension = _probed_width
+    get_embedding_dimension = probed_width
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it adds and removes hooks
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

@@ -355,6 +355,10 @@ class EncoderOptions:
             if option_fields()[name].metadata.get("recreates", True) and (name not in recipe or recipe[name] != value)
         }
 
+    def reads_plainly(self) -> bool:
+        """Return whether no option says how to read texts."""
+        return not set(self.changed()) & READING_OPTIONS
+
     def own_recipe(self) -> Recipe | None:
         """Return the recipe that the template and the pooling amount to; ``None`` without a template."""
         if self.template is None:

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Poolin
 from torch import nn
 
 from midlayer_encoders.encoder import spec as names
-from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width
+from midlayer_encoders.encoder.first_module import UncutTransformer, states_width
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError, OptionError
@@ -131,7 +131,7 @@ def check_export(encoder: Any) -> None:
     first = encoder[0]
     model = first.model
     name = type(model).__name__
-    if isinstance(first, MemoryModule):
+    if encoder.in_memory:
         first.save("a folder")
     fixed_window = getattr(model, "main_input_name", "") == "input_features" and encoder.pooling != "cls"
     sensitive_to_padding = encoder.media == ["text"] and suffers_from_padding(model)

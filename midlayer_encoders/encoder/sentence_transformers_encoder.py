@@ -25,14 +25,8 @@ from midlayer_encoders._types import EncoderChoice, EncoderSpec, Layer, LayerArg
 from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.encoder import build, choosing, encoding, saving
 from midlayer_encoders.encoder import inputs as prepare
-from midlayer_encoders.encoder.first_module import MemoryModule, check_length
-from midlayer_encoders.encoder.options import (
-    READING_OPTIONS,
-    EncoderKeywords,
-    EncoderOptions,
-    make_options,
-    name_options,
-)
+from midlayer_encoders.encoder.first_module import check_length
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, name_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import prompt_length
 from midlayer_encoders.encoder.spec import encoder_spec, mteb_encoder
@@ -144,8 +138,13 @@ class LayerEncoder(SentenceTransformer):
             keywords: options of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
                 ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
         """
+        from midlayer_encoders.encoder.memory_module import cut_module
+
+        options = make_options(keywords)
+        options.check_for_module()
+        first, cut = cut_module(module, layer, options.norm, processor, medium, blocks, final)
         encoder = cls.__new__(cls)
-        build.build_from_module(encoder, module, layer, processor, medium, blocks, final, make_options(keywords))
+        build.assemble(encoder, f"module/{type(first.model).__name__}", first, cut, None, options, SavedFolder())
         return encoder
 
     @classmethod
@@ -193,6 +192,11 @@ class LayerEncoder(SentenceTransformer):
         return encoder_spec(self)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether it was created from a module in memory, by :meth:`from_module`."""
+        return not self.location.folder
+
+    @property
     def revision(self) -> str | None:
         """Branch, tag or commit of the model on the hub."""
         return self.options.revision
@@ -211,7 +215,7 @@ class LayerEncoder(SentenceTransformer):
                 f"`encoder` must have layers that one pass can read, but {self.name} changes its states after its last "
                 "block. Read one layer at a time with `encode`, or pass norm='none'."
             )
-        return first.anatomy if isinstance(first, MemoryModule) else self.stack or find_anatomy(first.model)
+        return first.anatomy if self.in_memory else self.stack or find_anatomy(first.model)
 
     @property
     def layers(self) -> LayerArgument:
@@ -224,7 +228,7 @@ class LayerEncoder(SentenceTransformer):
 
     def kept_blocks(self, layer: int) -> list[tuple[Anatomy, int]]:
         """Return each stack of blocks of the whole model, with the number that the encoder of a layer keeps."""
-        if isinstance(self[0], MemoryModule):
+        if self.in_memory:
             return [(self.anatomy, max(layer, 1))]
         config = getattr(self.transformer, "config", None)
         return [(self.anatomy, plan_cut(self.anatomy, layer, self.norm, config=config).keep)]
@@ -240,15 +244,7 @@ class LayerEncoder(SentenceTransformer):
     @property
     def reads_plainly(self) -> bool:
         """Whether no option says how to read texts, so that a recipe may."""
-        return not set(self.options.changed()) & READING_OPTIONS and not isinstance(self[0], MemoryModule)
-
-    @property
-    def weight_names(self) -> Sequence[str]:
-        """Names of the weights in the model's folder; empty for a module in memory and for a file of another format."""
-        if isinstance(self[0], MemoryModule) or self.location.file is not None:
-            return ()
-        folder, revision = self.location.folder, self.options.revision
-        return tuple(hub.weight_files(folder, revision, local=hub.local_only(folder, revision)))
+        return self.options.reads_plainly() and not self.in_memory
 
     @property
     def media(self) -> list[str]:
@@ -293,7 +289,7 @@ class LayerEncoder(SentenceTransformer):
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
-        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec but no vector
+        if self.in_memory or self.tokenizer is None:  # it would change the spec but no vector
             raise OptionError(f"`max_seq_length` must be left alone for {self.name}, which is not tokenized here.")
         if self.counting.placed.copies > 1:
             raise OptionError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -25,7 +24,7 @@ Features: TypeAlias = Mapping[str, Any]
 
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
 # Errors that models raise when they run with fewer blocks than they were written for.
-_RUN_ERRORS = (
+RUN_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 _FULL = 'Set "attention_type": "original_full" in its config.json.'
@@ -62,7 +61,7 @@ def check_states(module: Any, cut: Cut, alone: Features, padded: Features | None
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
         states = module(dict(batch))["token_embeddings"][:1]
-    except _RUN_ERRORS as reason:
+    except RUN_ERRORS as reason:
         raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
     complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
     if not complete or expected is None or not close(expected, states[:, : expected.shape[1]]):
@@ -101,7 +100,7 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
     name = type(model).__name__
     record = _record_reference(module, features, cut)
     if len(record.outputs) != cut.anatomy.num_layers:
-        raise CutError(_miscounted(name, cut.anatomy, len(record.outputs)))
+        raise CutError(miscounted(name, cut.anatomy, len(record.outputs)))
     anatomy = _observed_anatomy(model, cut, record)
     states = record.outputs[-1]
     output = record.model_output
@@ -117,16 +116,6 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
             f"in an unknown way. {_LAST_STATES}"
         )
     return anatomy, True
-
-
-def _settings(model: nn.Module) -> dict[str, Any]:
-    """Return the bools, numbers and strings among the attributes of each module, by path."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and not name.startswith("_")
-    }
 
 
 @torch.no_grad()
@@ -175,7 +164,7 @@ def makes_one_size(first: Any) -> bool:
     small, wide = probe_image(8), probe_image(12)
     try:
         alone, both = first.preprocess([small]), first.preprocess([small, wide])
-    except _RUN_ERRORS:  # it cannot join what it makes of them
+    except RUN_ERRORS:  # it cannot join what it makes of them
         return False
     return all(
         close(value.double(), both[key][:1].double()) for key, value in alone.items() if isinstance(value, Tensor)
@@ -216,127 +205,11 @@ def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) ->
     return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
-# --- a module in memory -----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def check_module(
-    first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module, *, find_final: bool
-) -> None:
-    """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
-
-    Args:
-        first: the first module of the encoder, around an uncut copy of the module.
-        cut: the cut of the module.
-        alone: the features of one short input.
-        padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
-        uncut: the module itself.
-        find_final: replace the modules after the last block by those that a pass goes through.
-
-    Raises:
-        CutError: if the module has no well-defined layers.
-        OptionError: if its processor pads without a mask.
-    """
-    anatomy = cut.anatomy
-    name = type(uncut).__name__
-    batch = padded or alone
-    try:
-        record = _record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
-    except _RUN_ERRORS as reason:
-        raise CutError(
-            f"{name} does not run on {', '.join(first.arguments(batch)) or 'no argument'} of a short input "
-            f"({type(reason).__name__}: {reason}). `processor` must return the arguments of `forward` by name, or one "
-            "tensor."
-        ) from reason
-    if len(record.outputs) != anatomy.num_layers:
-        cure = "Pass the path of a list whose blocks all run in order as `blocks`."
-        raise CutError(f"{_miscounted(name, anatomy, len(record.outputs))} {cure}")
-    if anatomy.num_layers > 1 and torch.equal(*record.inputs[:2]):
-        raise CutError(
-            f"The blocks of {name} ({anatomy.blocks!r}) all receive the same first tensor, which is not their states. "
-            "Pass the states first, or as `hidden_states`."
-        )
-    for layer in range(1, min(cut.layer + 1, anatomy.num_layers)):
-        if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
-            raise CutError(_ambiguous(name, layer, "Make the change inside a block, such as a residual sum."))
-    if find_final and cut.norm == "final":
-        first.final = list(_final_modules(record, anatomy, name))
-        first.find_layers()
-    states = first(dict(alone))["token_embeddings"]
-    expected = first(dict(batch))["token_embeddings"]
-    if states.ndim != 3 or len(states) != 1 or states.shape[-1] != expected.shape[-1]:
-        raise CutError(
-            f"The blocks of {name} ({anatomy.blocks!r}) return states of shape {tuple(states.shape)} for one input, "
-            "but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
-        )
-    _check_mask(first, alone, padded, states, expected)
-    normed = final_norm(first.model, first.anatomy, cut.norm)
-    recorded = record.outputs[cut.layer - 1] if cut.layer else record.inputs[0]
-    if not torch.equal(normed(recorded), expected):
-        raise CutError(_changing(name))
-    cut_model(first.model, cut)
-    first.find_layers()
-    try:
-        is_exact = torch.equal(expected, first(dict(batch))["token_embeddings"])
-    except _RUN_ERRORS:
-        is_exact = False
-    if not is_exact:  # its forward pass depends on the number of blocks
-        is_sensitive = suffers_from_padding(first.model)
-        first.model = copy.deepcopy(uncut).eval()
-        if is_sensitive:
-            mark_padding(first.model)
-        first.find_layers()
-        if not torch.equal(expected, first(dict(batch))["token_embeddings"]):
-            raise CutError(_changing(name))
-
-
-def _changing(name: str) -> str:
-    return f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it."
-
-
-def _final_modules(record: _Record, anatomy: Anatomy, name: str) -> tuple[str, ...]:
-    """Return the modules that turn the last block's output into the module's; a head after them is left out.
-
-    Raises:
-        CutError: if the module changes the states after its last block in another way.
-    """
-    states = record.outputs[-1]
-    output = record.model_output
-    if output is not None and output.shape == states.shape:
-        final = _observed_final(record)
-        if final is None:
-            raise CutError(
-                f"{name} changes its states after its last block in an unknown way. Pass norm='none', or the paths of "
-                "the modules after its last block as `final`."
-            )
-        return final
-    received = {path for path, seen, _ in record.later if seen.shape == states.shape and torch.equal(seen, states)}
-    return anatomy.final if received.issuperset(anatomy.final[:1]) else ()
-
-
-def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor, padded_states: Tensor) -> None:
-    """Raise if a processor pads without a mask, or on the left; record whether padding changes the module's states."""
-    if padded is None:
-        return
-    check_padding(first, alone, padded)
-    mask = padded.get("attention_mask")
-    if mask is None:
-        rows = [value[0] for value in alone.values() if isinstance(value, Tensor) and value.ndim == 2]
-        ids = [row for row in rows if not row.is_floating_point() and len(row) > 1]
-        fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
-        if fills or padded_states.shape[1] != states.shape[1] or suffers_from_padding(first.model):
-            raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
-    elif first.medium == "text" and mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
-        raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
-    elif mask.shape[1] != padded_states.shape[1] and not internals.is_pretrained(first.model):
-        mark_padding(first.model)  # it is unknown which of its states are padding
-
-
 # --- one recorded pass -----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Record:
+class Record:
     """The states of one pass: inputs and outputs of each block, and of the modules after the last block."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -345,32 +218,38 @@ class _Record:
     model_output: Tensor | None = None
 
 
-def _record_reference(module: nn.Module, features: Features, cut: Cut) -> _Record:
+def _record_reference(module: nn.Module, features: Features, cut: Cut) -> Record:
     """Record a pass through the blocks as loaded, before one is added, silenced or dropped, and check it.
 
     The config counts the blocks of the complete model, so that a block that reads its depth there shows.
     """
+    model: Any = module.model
+    name = type(model).__name__
     error: Exception | None = None
-    for depth in (at_depth(module.model, cut), contextlib.nullcontext()):  # type: ignore[arg-type]
+    for depth in (at_depth(model, cut), contextlib.nullcontext()):
+        before = _fingerprint(model)
         try:
-            with _unchanged(module.model), depth:
-                record = _record_pass(module, features, cut.anatomy)
-        except CutError:
-            raise
-        except _RUN_ERRORS as reason:
+            with depth:
+                record = record_pass(module, features, cut.anatomy)
+        except RUN_ERRORS as reason:
             error = reason
-        else:
-            _check_between_blocks(record, module.model, cut)
-            return record
-    name = type(module.model).__name__
+            continue
+        if changed := [key for key, value in _fingerprint(model).items() if before.get(key, value) != value]:
+            raise CutError(
+                f"A forward pass changes {name} itself (`{changed[0]}`), so its vectors would depend on earlier "
+                f"inputs. {_CURES.get(model.config.model_type, 'It cannot be an encoder.')}"
+            )
+        _check_between_blocks(record, model, cut)
+        return record
     raise CutError(f"{name} does not run on what its processor makes of a short input: {error}") from error
 
 
-def _record_pass(
+def record_pass(
     module: nn.Module, features: Features, anatomy: Anatomy, *, run: Callable[[], Any] | None = None
-) -> _Record:
+) -> Record:
+    """Return the states of a pass through a module, or through its model with ``run``."""
     model: Any = module.model
-    record = _Record()
+    record = Record()
 
     # Clones, since a block, or the model after it, may change its states in place.
     def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -405,7 +284,7 @@ def _record_pass(
         stack.enter_context(mock.patch.object(model, "forward", recorded_forward))
         try:
             module(dict(features)) if run is None else run()
-        except _RUN_ERRORS:
+        except RUN_ERRORS:
             # Else its output lacks the states before the cut, or a head after the blocks needs other inputs.
             if record.model_output is None and (run is None or len(record.outputs) < anatomy.num_layers):
                 raise
@@ -416,7 +295,7 @@ def _record_pass(
     return record
 
 
-def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
+def _check_between_blocks(record: Record, model: Any, cut: Cut) -> None:
     """Raise if blocks change the shape of the states, or receive other states than the previous block returned."""
     name = type(model).__name__
     if len({states.shape for states in (*record.inputs, *record.outputs)}) > 1:
@@ -426,32 +305,34 @@ def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
         )
     remote = internals.is_remote(model)
     if remote and len(record.outputs) != cut.anatomy.num_layers:
-        raise CutError(_miscounted(name, cut.anatomy, len(record.outputs)))
+        raise CutError(miscounted(name, cut.anatomy, len(record.outputs)))
     if model.config.model_type in _CONVOLVED or len(record.outputs) != len(record.inputs):
         return
     last = cut.layer + 1 if remote else None  # of another model, later blocks tell how many there are
     for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:last], strict=False), 1):
         if not (torch.equal if remote else close)(before, after):
-            raise CutError(_ambiguous(name, layer, _LAST_STATES))
+            raise CutError(ambiguous(name, layer, _LAST_STATES))
 
 
-def _miscounted(name: str, anatomy: Anatomy, calls: int) -> str:
+def miscounted(name: str, anatomy: Anatomy, calls: int) -> str:
+    """Return the message that a model does not call each block once."""
     blocks = f"{anatomy.num_layers} blocks ({anatomy.blocks!r})"
     return f"{name} must call each of its {blocks} once, but made {calls} calls."
 
 
-def _ambiguous(name: str, layer: int, cure: str) -> str:
+def ambiguous(name: str, layer: int, cure: str) -> str:
+    """Return the message that a model changes its states between two blocks."""
     return f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous. {cure}"
 
 
-def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
+def _observed_anatomy(model: Any, cut: Cut, record: Record) -> Anatomy:
     """Return the anatomy of the model with the modules after the last block that its output passed through."""
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
-    final = _observed_final(record)
+    final = observed_final(record)
     return anatomy if final is None else replace(anatomy, final=final)
 
 
-def _observed_final(record: _Record) -> tuple[str, ...] | None:
+def observed_final(record: Record) -> tuple[str, ...] | None:
     """Return the modules from the last block's output to the model's, or ``None`` if something else changes it."""
     if record.model_output is None:
         return None
@@ -472,7 +353,7 @@ def _is_output(states: Tensor, output: Tensor) -> bool:
     return states.shape == output.shape and torch.equal(states, output)
 
 
-def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
+def _expected_states(record: Record, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
     """Return the layer's states from the recorded pass: the input of the next block, if there is one."""
     if cut.layer < len(record.inputs):
         states = record.inputs[cut.layer]
@@ -487,20 +368,13 @@ def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) ->
     return normed
 
 
-@contextlib.contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Raise if a pass changes the model itself."""
-    before = _fingerprint(model)
-    yield
-    if changed := [name for name, value in _fingerprint(model).items() if before.get(name, value) != value]:
-        raise CutError(
-            f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
-            f"earlier inputs. {_CURES.get(model.config.model_type, 'It cannot be an encoder.')}"
-        )
-
-
 def _fingerprint(model: nn.Module) -> dict[str, Any]:
     """Return the numbers and strings among the settings of each module, and the version of each weight."""
-    # Flags may record that a first pass ran.
-    settings = {name: value for name, value in _settings(model).items() if not isinstance(value, bool)}
+    settings = {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        # Flags may record that a first pass ran.
+        if isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_")
+    }
     return settings | {name: value._version for name, value in model.named_parameters()}

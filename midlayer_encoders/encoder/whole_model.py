@@ -11,7 +11,6 @@ import polars as pl
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.choosing import check_own, complete_encoder, with_encoder
-from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
@@ -171,5 +170,5 @@ def select_layer(
         devices=devices,
         num_nodes=num_nodes,
     )
-    has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
+    has_files = isinstance(source, LayerEncoder) and not source.in_memory
     return with_encoder(LayerEncoder, selection, source.source, source.options) if has_files else selection

@@ -14,6 +14,7 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.metrics.label_accuracy import equal_steps, resampled_means
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text, half_means
 from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.models.hub import Location, local_only, weight_files
 from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.batches import (
     LayerSource,
@@ -74,12 +75,9 @@ class DetectedKind:
 class KindSource(LayerSource, Protocol):
     """An encoder of a whole model, and what its files say about its training."""
 
+    location: Location
     saved: Any  # what its folder holds for sentence-transformers: `modules` and `saved_class`
     file_pooling: int | None  # llama.cpp's number of the pooling that its GGUF file names, 0 for none
-
-    @property
-    def weight_names(self) -> Sequence[str]:
-        """Names of the weights in the model's files, including those of a head or decoder that was not loaded."""
 
 
 def detect_kind(
@@ -128,7 +126,7 @@ def detect_kind(
         return DetectedKind(untuned, f"{shown}, with {_describe_head(head)}, and {folder}")
     if is_causal and pooling is not None:
         return DetectedKind(untuned, "its GGUF file names no pooling")
-    parts = {name.partition(".")[0] for name in source.weight_names}
+    parts = {name.partition(".")[0] for name in _weight_names(source)}
     others = {part for part in parts if not hasattr(source.transformer, part)}
     if "decoder" in others:
         return DetectedKind(untuned, f"it was saved with the decoder of its pretraining, and {folder}")
@@ -159,6 +157,17 @@ def _describe_head(name: str) -> str:
     if (match := _TASK_HEAD.search(name)) is None:
         return "the head of its pretraining"
     return f"a head for {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', match[1]).lower()}"
+
+
+def _weight_names(source: KindSource) -> Sequence[str]:
+    """Return the names of the weights in a model's folder, including those of a head or decoder that was not loaded.
+
+    There are none for a module in memory and for a file of another format.
+    """
+    folder, file = source.location
+    if not folder or file is not None:
+        return ()
+    return tuple(weight_files(folder, source.revision, local=local_only(folder, source.revision)))
 
 
 def _saved_as(model: Any) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer
+from midlayer_encoders.encoder.first_module import UncutTransformer
 from midlayer_encoders.encoder.inputs import to_device
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
@@ -96,7 +96,7 @@ def _obstacle(encoder: LayerEncoder) -> str | None:
     model = encoder.transformer
     if encoder.dtype != torch.float32:
         return f"it must be in float32, but is in {encoder.dtype}: pass dtype='float32'"
-    if isinstance(first, MemoryModule):
+    if encoder.in_memory:
         return "a module in memory has no preprocessing files: save it with transformers, and load that folder"
     if "audio" in encoder.media:
         return "the length of the audio is handled outside the model: use target='sentence-transformers'"

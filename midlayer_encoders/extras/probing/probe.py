@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
-from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.extras.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
@@ -203,7 +202,7 @@ def probe(
             chance=float(classes[split.test].bincount().max()) / len(split.test),
             num_train=len(split.train),
             source=encoder.source,
-            options=None if isinstance(encoder[0], MemoryModule) or encoder.tower_layers else encoder.options,
+            options=None if encoder.in_memory or encoder.tower_layers else encoder.options,
         )
 
     return cast(ProbeResult, group.share(run)[0])

@@ -1,0 +1,268 @@
+"""A module in memory as the first module of an encoder: its copy is cut, verified, and read with hooks."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from sentence_transformers.sentence_transformer.modules import InputModule
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from midlayer_encoders._types import Layer, Medium, Norm
+from midlayer_encoders.encoder.first_module import probed_width
+from midlayer_encoders.encoder.inputs import probe_features
+from midlayer_encoders.encoder.verification import (
+    RUN_ERRORS,
+    Features,
+    Record,
+    ambiguous,
+    check_padding,
+    miscounted,
+    observed_final,
+    record_pass,
+)
+from midlayer_encoders.errors import CutError, OptionError, short_repr
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, resolve_layer, suffers_from_padding
+from midlayer_encoders.models.cut import Cut, cut_model
+from midlayer_encoders.reading.capture import accepted_arguments, captured, final_norm
+from midlayer_encoders.validation import check_choice
+
+# The arguments of a processor in memory.
+_CALLS: dict[str, dict[str, Any]] = {
+    "text": {"padding": True, "truncation": True, "return_attention_mask": True},
+    "audio": {"padding": True, "return_attention_mask": True},
+}
+
+
+def cut_module(
+    module: Any,
+    layer: Layer,
+    norm: Norm,
+    processor: Any,
+    medium: Medium,
+    blocks: str | None,
+    final: Sequence[str] | None,
+) -> tuple[Any, Cut]:
+    """Return the first module of an encoder and its cut; the arguments are as in ``LayerEncoder.from_module``."""
+    check_choice("medium", medium, ("text", "image", "audio"))
+    module = getattr(module, "_orig_mod", module)  # the module inside `torch.compile`
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
+    if not callable(processor):
+        raise OptionError(
+            f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
+        )
+    if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
+        raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
+    anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
+    number = resolve_layer(layer, anatomy.num_layers, name=type(module).__name__)
+    # The hook needs a block; layer 0 is its input.
+    cut = Cut(anatomy, number, norm, max(number, 1), "last_hidden_state")
+    try:
+        copied = copy.deepcopy(module).eval()
+    except Exception as reason:  # whatever its attributes raise
+        raise OptionError(
+            f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not ({reason}). "
+            "Remove the attribute, or detach the tensor, that cannot be copied."
+        ) from reason
+    first = MemoryModule(copied, processor, cut, medium)
+    _check_module(first, cut, *probe_features(first), module, find_final=final is None)
+    return first, cut
+
+
+class MemoryModule(InputModule):
+    """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
+
+    Args:
+        model: uncut, or cut after the layer, or after the first block for layer 0.
+        processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
+            argument) or to a mapping of tensors (keyword arguments).
+        cut: the cut of the model.
+        medium: the medium of the inputs.
+    """
+
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium"]  # noqa: RUF012  (as in the base class)
+    get_embedding_dimension = probed_width
+
+    def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if getattr(processor, "padding_side", "right") == "left":
+            processor = copy.deepcopy(processor)
+            if medium == "text":
+                processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
+        self.model = model
+        self.processor = processor
+        self.medium = medium
+        self.blocks = cut.anatomy.blocks
+        self.final = list(cut.anatomy.final)
+        self.layer = cut.layer
+        self.norm = cut.norm
+        self.find_layers()
+        self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
+        self._arguments = list(inspect.signature(model.forward).parameters)
+
+    def find_layers(self) -> None:
+        """Locate the layers of the model, after it was cut or replaced."""
+        self.anatomy = find_anatomy(self.model, blocks=self.blocks, final=tuple(self.final))
+
+    @property
+    def modalities(self) -> list[Any]:
+        """The medium of the inputs."""
+        return [self.medium]
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+        """Return the processed batch."""
+        batch = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
+        options: dict[str, Any] = {}
+        if hasattr(self.processor, "save_pretrained"):  # else a plain function
+            options = {"return_tensors": "pt", **_CALLS.get(self.medium, {})}
+            if self.medium == "audio":
+                options["sampling_rate"] = batch[0]["sampling_rate"]
+                batch = [waveform["array"] for waveform in batch]
+        processed = self.processor(batch, **options)
+        features = dict(processed) if isinstance(processed, Mapping) else {self._arguments[0]: processed}
+        if not any(isinstance(value, Tensor) for value in features.values()):
+            raise OptionError(
+                f"`processor` must return a tensor, or a mapping of tensors by the names of the module's arguments, "
+                f"but returned {short_repr(processed)}."
+            )
+        return {**features, "modality": self.medium}
+
+    def arguments(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features that are arguments of the model."""
+        tensors = {key: value for key, value in features.items() if key in self._arguments or isinstance(value, Tensor)}
+        return internals.without_cache(self.model, accepted_arguments(self.model, tensors))
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Return the features with the layer's states as ``token_embeddings``."""
+        inputs = self.arguments(features)
+        states = captured(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
+        if not states:
+            raise CutError(
+                f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on "
+                "this input, so it has no such layer. Wrap the module so that all blocks run on every input."
+            )
+        return {**features, "token_embeddings": states[0]}
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
+        """Raise: plain folders hold only modules of sentence-transformers."""
+        raise CutError(
+            f"{type(self.model).__name__} is a module in memory, which is not saved to {output_path}. If it is a "
+            "transformers model, save it with its `save_pretrained`, and pass that folder to `LayerEncoder`."
+        )
+
+
+@torch.no_grad()
+def _check_module(
+    first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module, *, find_final: bool
+) -> None:
+    """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
+
+    Args:
+        first: the first module of the encoder, around an uncut copy of the module.
+        cut: the cut of the module.
+        alone: the features of one short input.
+        padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
+        uncut: the module itself.
+        find_final: replace the modules after the last block by those that a pass goes through.
+
+    Raises:
+        CutError: if the module has no well-defined layers.
+        OptionError: if its processor pads without a mask.
+    """
+    anatomy = cut.anatomy
+    name = type(uncut).__name__
+    batch = padded or alone
+    try:
+        record = record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
+    except RUN_ERRORS as reason:
+        raise CutError(
+            f"{name} does not run on {', '.join(first.arguments(batch)) or 'no argument'} of a short input "
+            f"({type(reason).__name__}: {reason}). `processor` must return the arguments of `forward` by name, or one "
+            "tensor."
+        ) from reason
+    if len(record.outputs) != anatomy.num_layers:
+        cure = "Pass the path of a list whose blocks all run in order as `blocks`."
+        raise CutError(f"{miscounted(name, anatomy, len(record.outputs))} {cure}")
+    if anatomy.num_layers > 1 and torch.equal(*record.inputs[:2]):
+        raise CutError(
+            f"The blocks of {name} ({anatomy.blocks!r}) all receive the same first tensor, which is not their states. "
+            "Pass the states first, or as `hidden_states`."
+        )
+    for layer in range(1, min(cut.layer + 1, anatomy.num_layers)):
+        if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
+            raise CutError(ambiguous(name, layer, "Make the change inside a block, such as a residual sum."))
+    if find_final and cut.norm == "final":
+        first.final = list(_final_modules(record, anatomy, name))
+        first.find_layers()
+    states = first(dict(alone))["token_embeddings"]
+    expected = first(dict(batch))["token_embeddings"]
+    if states.ndim != 3 or len(states) != 1 or states.shape[-1] != expected.shape[-1]:
+        raise CutError(
+            f"The blocks of {name} ({anatomy.blocks!r}) return states of shape {tuple(states.shape)} for one input, "
+            "but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
+        )
+    _check_mask(first, alone, padded, states, expected)
+    normed = final_norm(first.model, first.anatomy, cut.norm)
+    recorded = record.outputs[cut.layer - 1] if cut.layer else record.inputs[0]
+    if not torch.equal(normed(recorded), expected):
+        raise CutError(_changing(name))
+    cut_model(first.model, cut)
+    first.find_layers()
+    try:
+        is_exact = torch.equal(expected, first(dict(batch))["token_embeddings"])
+    except RUN_ERRORS:
+        is_exact = False
+    if not is_exact:  # its forward pass depends on the number of blocks
+        is_sensitive = suffers_from_padding(first.model)
+        first.model = copy.deepcopy(uncut).eval()
+        if is_sensitive:
+            mark_padding(first.model)
+        first.find_layers()
+        if not torch.equal(expected, first(dict(batch))["token_embeddings"]):
+            raise CutError(_changing(name))
+
+
+def _changing(name: str) -> str:
+    return f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it."
+
+
+def _final_modules(record: Record, anatomy: Anatomy, name: str) -> tuple[str, ...]:
+    """Return the modules that turn the last block's output into the module's; a head after them is left out.
+
+    Raises:
+        CutError: if the module changes the states after its last block in another way.
+    """
+    states = record.outputs[-1]
+    output = record.model_output
+    if output is not None and output.shape == states.shape:
+        final = observed_final(record)
+        if final is None:
+            raise CutError(
+                f"{name} changes its states after its last block in an unknown way. Pass norm='none', or the paths of "
+                "the modules after its last block as `final`."
+            )
+        return final
+    received = {path for path, seen, _ in record.later if seen.shape == states.shape and torch.equal(seen, states)}
+    return anatomy.final if received.issuperset(anatomy.final[:1]) else ()
+
+
+def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor, padded_states: Tensor) -> None:
+    """Raise if a processor pads without a mask, or on the left; record whether padding changes the module's states."""
+    if padded is None:
+        return
+    check_padding(first, alone, padded)
+    mask = padded.get("attention_mask")
+    if mask is None:
+        rows = [value[0] for value in alone.values() if isinstance(value, Tensor) and value.ndim == 2]
+        ids = [row for row in rows if not row.is_floating_point() and len(row) > 1]
+        fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
+        if fills or padded_states.shape[1] != states.shape[1] or suffers_from_padding(first.model):
+            raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
+    elif first.medium == "text" and mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
+        raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
+    elif mask.shape[1] != padded_states.shape[1] and not internals.is_pretrained(first.model):
+        mark_padding(first.model)  # it is unknown which of its states are padding
