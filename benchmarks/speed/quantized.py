@@ -20,7 +20,7 @@ from transformers import AutoModel
 from benchmarks.pages import table
 from benchmarks.timing import device_name, fastest
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.models.quantized import keep_weights_unchanged
+from midlayer_encoders.models.load import keep_weights_unchanged
 
 WORDS = [
     "a",

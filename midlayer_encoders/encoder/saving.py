@@ -1,31 +1,25 @@
 """Save an encoder, or its stock form, as a folder that any ``SentenceTransformer`` loads, and verify it."""
 
-import copy
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
-from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-from torch import nn
 
 from midlayer_encoders.encoder import spec as names
-from midlayer_encoders.encoder.first_module import UncutTransformer, states_width
+from midlayer_encoders.encoder.first_module import UncutTransformer
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import most_tokens, suffers_from_padding
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
-from midlayer_encoders.models.load import has_automatic_class
-from midlayer_encoders.models.quantized import keep_weights_unchanged
+from midlayer_encoders.models.load import has_automatic_class, keep_weights_unchanged
 from midlayer_encoders.reading import pooled_spans
-from midlayer_encoders.recipes import RECIPES, add_template, split_template
+from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.validation import check_flag
 
 #: A saved folder has its path in place of this, and sentence-transformers puts the repository there when it pushes one.
@@ -44,22 +38,6 @@ CODE_NOTE = (
 _STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
 STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
 
-#: The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle.
-STOCK_TEMPLATE = 'Rewrite the sentence "{text}". The rewritten sentence: "{text}" means in one word:"'
-
-_SAMPLE = (
-    "Yes.",
-    "The train was late again.",
-    "Where can I change my password?",
-    "She has lived in Lisbon for eleven years.",
-    "Preheat the oven to 200 degrees and grease a tin.",
-    "My card was declined although there is money in the account.",
-    "The function returns None if the key is missing, and raises an error otherwise.",
-    "A man with a red hat is playing the guitar in front of a crowded railway station.",
-    "Shares fell by three percent on Tuesday after the company lowered its forecast for the second half of the year.",
-    "I expected a quiet evening, but the neighbors had invited half of the town, and nobody slept before four.",
-)
-
 logger = logging.getLogger(__name__)
 
 
@@ -75,7 +53,13 @@ def save_files(encoder: Any, path: str, stock: bool, *args: Any, **kwargs: Any) 
     """
     check_export(encoder)
     home = Path(path)
-    form = stock_form(encoder) if check_flag("stock", stock) else None
+    form: SentenceTransformer | None = None
+    if check_flag("stock", stock):
+        from midlayer_encoders.encoder.stock import STOCK_TEMPLATE, stock_form
+
+        if problem := stock_problem(encoder):
+            raise OptionError(problem)
+        form = stock_form(encoder)
 
     def write(folder: Path) -> None:
         SentenceTransformer.save(form or encoder, str(folder), *args, **kwargs)
@@ -215,9 +199,6 @@ def _name_code(folder: Path) -> None:
     write_json(folder / "modules.json", modules)
 
 
-# --- the form of word-echo that the modules of sentence-transformers can express -------------------------------------
-
-
 def stock_problem(encoder: Any) -> str | None:
     """Return why an encoder has no stock form, ``None`` if it has one."""
     if encoder.spans is not None and encoder.options.template is None:
@@ -231,57 +212,3 @@ def stock_problem(encoder: Any) -> str | None:
         names = ", ".join(encoder.after_pooling)
         return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
     return None
-
-
-def stock_form(encoder: Any) -> SentenceTransformer:
-    """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
-
-    The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
-    by their position, and the last token; a ``Dense`` of two scaled identity matrices adds them. The scales are the
-    inverse mean lengths of both on sample sentences; a centered encoder uses the texts that it was centered on.
-
-    Args:
-        encoder: an encoder with the recipe ``word-echo``.
-
-    Raises:
-        OptionError: if the encoder has another recipe, or maps its vectors.
-    """
-    if problem := stock_problem(encoder):
-        raise OptionError(problem)
-    template = split_template(STOCK_TEMPLATE)["text"]
-    first = copy.copy(encoder[0])
-    first._modules = dict(first._modules)
-    tokenizer, _ = add_template(
-        first.tokenizer_without_template,
-        template,
-        model=encoder.name,
-        max_length=encoder.options.max_length,
-        positions=most_tokens(encoder.transformer),
-    )
-    if first.processor is first.tokenizer:
-        first.processor = tokenizer
-    else:
-        first.processor = copy.copy(first.processor)
-        first.processor.tokenizer = tokenizer
-    width = states_width(first, encoder.anatomy, encoder.norm)
-    pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
-    parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
-    sample = list(encoder.options.center or _SAMPLE)
-    vectors = parts.encode(sample, convert_to_tensor=True, show_progress_bar=False).float()
-    mean = vectors.mean(dim=0) if encoder.options.center else torch.zeros_like(vectors[0])
-    scales = [width**0.5 / part.norm(dim=1).mean() for part in torch.split(vectors - mean, width, dim=1)]
-    weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
-    added: Any = Dense(
-        2 * width, width, activation_function=nn.Identity(), init_weight=weight, init_bias=-weight @ mean
-    )
-    later = [module for module in list(encoder)[1:] if not isinstance(module, pooled_spans.PooledSpans)]
-    form = SentenceTransformer(
-        modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
-        device=str(encoder.device),
-        prompts={name: prompt for name, prompt in encoder.prompts.items() if prompt is not None},
-        default_prompt_name=encoder.default_prompt_name,
-        similarity_fn_name=encoder.similarity_fn_name,
-        truncate_dim=encoder.truncate_dim,
-    )
-    form.eval()
-    return form

@@ -25,7 +25,6 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cut
 from midlayer_encoders.models.hub import Location, access_options, load_config, local_only, read_index, weight_files
-from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
@@ -33,7 +32,6 @@ _MOST_BLOCKS = 4096
 _MAX_PER_BYTE = 8  # parameters in a byte of quantized weights
 _UNSAVED = 10**7  # parameters that files may lack, such as a pooler's
 _MAX_NAMED = 10  # missing weights that an error names
-_ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
 
 class ConvertedModel(Protocol):
@@ -95,6 +93,8 @@ def open_model(
         config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
         options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
         if (quantization := options.pop("quantization", None)) is not None:
+            from midlayer_encoders.extras.quantization import quantized_options
+
             options |= quantized_options(quantization, options, config)
         with internals.LOADING:
             complete = _complete_model(config, model, trust_remote_code)
@@ -246,7 +246,9 @@ class ModelFiles:
             options["key_mapping"] = renamed
         loaded = read_weights(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
         if self.adapters:
-            loaded = _merge_adapters(loaded, self.adapters)
+            from midlayer_encoders.extras.adapters import merge_adapters
+
+            loaded = merge_adapters(loaded, self.adapters)
         if loaded_blocks > keep and not remote:
             cut_model(loaded, replace(cut, keep=keep, silent=False))
         return loaded.eval()
@@ -272,7 +274,7 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     """
     if not names:
         return None
-    counts = _prefix_counts(names, set(part.state_dict()).__contains__)
+    counts = prefix_counts(names, set(part.state_dict()).__contains__)
     part_name = path.rpartition(".")[2]
 
     def rank(prefix: str) -> tuple[bool, bool, int]:
@@ -281,7 +283,7 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     return max(counts, key=rank, default=None)
 
 
-def _prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
+def prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
     """Count the prefixes of dotted names after which the rest of the name fits."""
     counts: Counter[str] = Counter()
     for name in names:
@@ -421,6 +423,17 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | bool | None)
 
 
+def keep_weights_unchanged(model: nn.Module) -> None:
+    """Prevent a pass on a CPU from changing 4-bit weights.
+
+    With AVX-512 BF16, bitsandbytes 0.50 reorders them and rounds their scales in place; a state dict restores them
+    incorrectly.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
 def read_weights(
     model_class: Any,
     model: str,
@@ -460,61 +473,3 @@ def read_weights(
         )
     keep_weights_unchanged(loaded)
     return loaded
-
-
-# --- adapters -------------------------------------------------------------------------------------------------------
-
-
-def _merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
-    """Return ``model`` with PEFT adapters merged into its weights, in order.
-
-    An adapter for a model with a head names modules below a prefix (``model.layers…``) that the model without a head
-    lacks; a temporary wrapper holds the model at that prefix. Adapter weights of a head or another part are ignored.
-
-    Raises:
-        OptionError: if an adapter adds inputs instead of changing weights.
-        ModelNotFoundError: if a weight of an adapter has no place in the model, or the adapter lacks one. PEFT itself
-            would ignore the former and initialize the latter at random.
-    """
-    try:
-        import peft
-    except ImportError as reason:
-        raise MidlayerError("`adapters` need the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
-    name = type(model).__name__
-    modules = tuple(f"{path}." for path, _ in model.named_modules() if "." in path)
-    for adapter in adapters:
-        local_only(adapter, filename="adapter_config.json")
-        config = peft.PeftConfig.from_pretrained(adapter)
-        if config.is_prompt_learning:
-            raise OptionError(
-                f"`adapters` must change weights, but {adapter!r} is a {config.peft_type.value} adapter, which adds "
-                "tokens to each input. Remove it."
-            )
-        keys = [key.removeprefix(_ROOT) for key in peft.load_peft_weights(adapter, device="cpu")]
-        counts = _prefix_counts(keys, lambda rest: rest.startswith(modules))
-        prefix = max(counts, key=counts.__getitem__, default="")
-        try:
-            wrapped = peft.PeftModel(_wrapped_at(model, prefix), config)
-            report = wrapped.load_adapter(adapter, "default")
-        except (ValueError, RuntimeError, KeyError) as reason:
-            cause = " ".join(str(reason).split())[:400]
-            raise ModelNotFoundError(f"The adapter {adapter!r} does not fit {name}: {cause}") from reason
-        model_keys = f"{_ROOT}{prefix}." if prefix else _ROOT
-        unexpected = [key for key in report.unexpected_keys if key.startswith(model_keys)]
-        if unexpected or report.missing_keys:
-            problem = f"{len(unexpected)} of its weights have no place there" if unexpected else "it lacks weights"
-            key = (unexpected or report.missing_keys)[0]
-            raise ModelNotFoundError(f"The adapter {adapter!r} is not of {name}: {problem}, such as {key!r}.")
-        wrapped.merge_and_unload()
-    return model
-
-
-def _wrapped_at(model: nn.Module, prefix: str) -> nn.Module:
-    """Return a module that holds ``model`` at a path."""
-    config = getattr(model, "config", None)
-    for name in reversed(prefix.split(".") if prefix else []):
-        parent = nn.Module()
-        parent.add_module(name, model)
-        parent.config = config  # type: ignore[assignment]
-        model = parent
-    return model

@@ -17,7 +17,7 @@ from midlayer_encoders.errors import CutError, MidlayerError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.training import TuneSettings
 from midlayer_encoders.models import load
-from midlayer_encoders.models.quantized import keep_weights_unchanged
+from midlayer_encoders.models.load import keep_weights_unchanged
 from tests.families import VOCAB
 from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, Folder, tokenizer

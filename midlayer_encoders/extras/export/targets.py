@@ -11,7 +11,7 @@ from midlayer_encoders.extras.export._comparison import Exported
 from midlayer_encoders.extras.export.graphs import export_onnx
 from midlayer_encoders.extras.export.llama_cpp import export_gguf
 from midlayer_encoders.extras.export.serving import export_vllm
-from midlayer_encoders.models.quantized import is_quantized
+from midlayer_encoders.extras.quantization import is_quantized
 from midlayer_encoders.validation import check_path
 
 

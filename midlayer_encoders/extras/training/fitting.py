@@ -19,10 +19,10 @@ from midlayer_encoders.arguments import TrainingSettings, TuneSettings
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
+from midlayer_encoders.extras.quantization import is_quantized
 from midlayer_encoders.extras.training import trainer_internals
 from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame
-from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tasks.training_rows import TrainingRows
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from midlayer_encoders._types import Quantization
 from midlayer_encoders.errors import OptionError
@@ -52,14 +51,3 @@ def quantized_options(quantization: Quantization, options: Mapping[str, Any], co
 def is_quantized(model: Any) -> bool:
     """Return whether the weights of a model are quantized."""
     return getattr(model, "hf_quantizer", None) is not None
-
-
-def keep_weights_unchanged(model: nn.Module) -> None:
-    """Prevent a pass on a CPU from changing 4-bit weights.
-
-    With AVX-512 BF16, bitsandbytes 0.50 reorders them and rounds their scales in place; a state dict restores them
-    incorrectly.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
