@@ -72,25 +72,23 @@ test-gpu: $(VENV)/installed
 
 # What needs more than the environment of the tests, each installed into it first: make test-extras FOR=clients, other
 # libraries that take an encoder or log a run, some of which hold back what is installed; engines, what is exported, where
-# it is for; slurm, sweeps in jobs of daemons under a temporary folder; ray, embedding in actors; browser, pages in
+# it is for; scale, units on processes, Dask, Ray and a SLURM of daemons under a temporary folder; browser, pages in
 # Chromium (Debian: apt install chromium; elsewhere its path in CHROMIUM); wheel, what `make dist` built in clean
 # environments of Python 3.11 to 3.13, where they are (MIDLAYER_TORCH is what pip installs as torch there).
 FOR ?= clients
 INSTALL_clients := ".[clients]"
 INSTALL_engines := ".[onnx,gguf]" openvino
-INSTALL_slurm := ".[submit]"
-INSTALL_ray := ".[ray]"
+INSTALL_scale := ".[slurm,dask,ray]"
 INSTALL_browser := ".[browser]"
 INSTALL_wheel := .
 TESTS_clients := tests/clients
 TESTS_engines := tests/export tests/models tests/recipes
-TESTS_slurm := tests/sweeping/test_slurm.py tests/sweeping/test_units.py
-TESTS_ray := tests/vectors/test_ray.py
+TESTS_scale := tests/scaling
 TESTS_browser := tests/report
 TESTS_wheel := tests/integration/test_installed.py
 test-extras: export PATH := $(PATH):/usr/sbin
 test-extras: $(VENV)/installed
-	@test -n "$(TESTS_$(FOR))" || { echo "FOR must be clients, engines, slurm, ray, browser or wheel"; exit 1; }
+	@test -n "$(TESTS_$(FOR))" || { echo "FOR must be clients, engines, scale, browser or wheel"; exit 1; }
 	$(BIN)/pip install --quiet --editable $(INSTALL_$(FOR)) $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -m extras $(TESTS_$(FOR))
 

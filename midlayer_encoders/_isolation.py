@@ -112,3 +112,11 @@ def _libraries() -> Any:
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     return ThreadpoolController()
+
+
+def usable_cores() -> int:
+    """Return the number of cores of this process: its affinity, its cgroup, SLURM and LOKY_MAX_CPU_COUNT limit it."""
+    import joblib
+
+    limits = [int(os.environ.get(name) or 0) for name in ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK")]
+    return max(min(filter(None, [int(joblib.cpu_count()), *limits])), 1)

@@ -46,6 +46,10 @@ class DiskFullError(MidlayerError, OSError):
     """The disk is full. Existing files remain readable."""
 
 
+#: Errors that would also stop the next task.
+FATAL = DiskFullError, FolderError
+
+
 class NotFiniteError(MidlayerError, ArithmeticError):
     """A value is NaN or infinite."""
 

@@ -24,9 +24,9 @@ from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprin
 from midlayer_encoders.comparing.progression import _StepIdentity
 from midlayer_encoders.extras.gguf import cache as gguf_cache
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
+from midlayer_encoders.extras.scaling.sweep_units import _units
 from midlayer_encoders.extras.training.runs import Run
-from midlayer_encoders.extras.vectors.embedding import _EmbedRun
-from midlayer_encoders.extras.vectors.parquet_parts import Part, plan_digest, vectors_digest
+from midlayer_encoders.extras.vectors.embedding import EmbedRun
 from midlayer_encoders.metrics.media_views import _generator
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
@@ -36,7 +36,6 @@ from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, _folder_name
 from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
-from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
@@ -55,6 +54,8 @@ COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
     "midlayer_encoders/encoder/weights_digest.py": "tests/encoder/test_weights_digest.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
+    "midlayer_encoders/extras/scaling/blocks.py": "tests/scaling/test_vectors.py",
+    "midlayer_encoders/extras/scaling/vector_units.py": "tests/scaling/test_vectors.py",
     "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
     "midlayer_encoders/extras/gguf/cache.py": "tests/models/test_gguf_cache.py",
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
@@ -219,11 +220,11 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     yield task_scoring._header(task, job)
 
 
-@digest("extras/vectors/embedding.py", "_EmbedRun.__post_init__")
+@digest("extras/vectors/embedding.py", "EmbedRun.__post_init__")
 def digests_of_inputs(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     for inputs, prompt in ((TEXTS, ""), (TEXTS[1:], ""), (TEXTS[::-1], ""), (TEXTS, "a: ")):
-        yield _EmbedRun(encoder, inputs, world.path, [1, 2], prompt, None).digest
+        yield EmbedRun(encoder, inputs, world.path, [1, 2], prompt).digest
 
 
 @digest("comparing/progression.py", "_StepIdentity.key", "progression")
@@ -314,8 +315,8 @@ def text_views(_: Any) -> Iterator[list[str]]:
     yield from augment([text, text], views=1, seed=1)[0]
 
 
-@digest("sweeping/units.py", "Unit.outcome")
-def unit_outcomes(world: Any) -> Iterator[Path]:
+@digest("extras/scaling/sweep_units.py", "_units")
+def unit_identities(world: Any) -> Iterator[str]:
     sources = task_sources(["DocstringNearnessSTS", "STS12", "STS13"])
     plain, word = recipes_of("recipes", ["plain", "one-word"])
     (world.path / "config.json").write_text("{}")
@@ -324,23 +325,30 @@ def unit_outcomes(world: Any) -> Iterator[Path]:
     changes: dict[str, Any] = {
         "model": "n", "options": {"revision": "step1"}, "layers": [1], "metrics": ["cka"], "baselines": False,
         "compressions": (Compression(), Compression(8)), "settings": SweepSettings(workers=2), "recipes": [word, plain],
+        "store": "shared",
     }  # fmt: skip
-    without_effect = {"tasks", "sources", "columns", "limit", "out", "store", "progress"}  # on a task, except its name
+    # These have none on a task, except its name.
+    without_effect = {"tasks", "sources", "columns", "limit", "out", "progress", "executor", "center_texts"}
     assert vars(request).keys() == changes.keys() | without_effect
+
+    def identity(request: Sweep, step: str = "score", recipe: str | None = "plain", item: str = "0") -> str:
+        units = {(unit.step, unit.recipe, unit.item): unit.identity for unit in _units("m", request)}
+        return units[step, recipe, item if step == "score" else ""]
+
+    yield identity(request)
     for name, value in changes.items():
-        yield Unit(request.change(**{name: value}), sources[0], "plain").outcome
-    unit = Unit(request, sources[0], "plain")
-    for changed in changed_fields(unit, {"source": sources[1], "recipe": "one-word"}, {"request"}):
-        yield changed.outcome
-    yield replace(unit, source=replace(sources[1], eval_splits=("train",))).outcome
-    yield replace(unit, source=replace(sources[1], hf_subsets=("fr",))).outcome
+        yield identity(request.change(**{name: value}))
+    yield identity(request, item="1")
+    yield identity(request, recipe="one-word")
+    for change in ({"eval_splits": ("train",)}, {"hf_subsets": ("fr",)}):
+        yield identity(request.change(sources=[replace(sources[1], **change)]))
+    yield identity(request, "plan")
+    yield identity(request.change(sources=sources[:2]), "plan")
+    finish = request, request.change(sources=sources[:2]), request.change(recipes=[plain]), request.change(recipes=None)
+    for each in finish:
+        yield identity(each, "finish", None)
     (world.path / "config.json").write_text("[1]")  # another model under its name
-    yield replace(unit).outcome
-    whole = replace(unit, source=None, recipe=None)
-    yield whole.outcome
-    yield replace(whole, request=request.change(sources=sources[:2])).outcome
-    yield replace(whole, request=request.change(recipes=[plain])).outcome
-    yield replace(whole, request=request.change(recipes=None)).outcome
+    yield identity(request)
 
 
 @digest("tasks/task_data.py", "TaskData.digest")
@@ -387,24 +395,6 @@ def runs(_: Any) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     for changed in list(changed_fields(settings, changes))[1:]:
         yield replace(run, settings=changed).identity
-
-
-@digest("extras/vectors/parquet_parts.py", "plan_digest")
-def planned_folders(_: Any) -> Iterator[str]:
-    part = Part("part-000000.parquet", "a.parquet", 0, 64, 0, "a.parquet 9 1")
-    changes = {"name": "part-000001.parquet", "file": "b.parquet", "start": 3, "count": 9, "first": 7, "stamp": "2"}
-    for changed in changed_fields(part, changes):
-        yield plan_digest([changed], "auto")
-    yield plan_digest([part, part], "auto")
-    yield plan_digest([part], 64)
-
-
-@digest("extras/vectors/parquet_parts.py", "vectors_digest")
-def vector_folders(_: Any) -> Iterator[str]:
-    metadata = {"spec": "a", "layers": [1, 2], "prompt": ""}
-    yield vectors_digest(metadata)
-    for change in ({"spec": "b"}, {"layers": [1]}, {"prompt": "q: "}):
-        yield vectors_digest(metadata | change)
 
 
 def hashing_functions() -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import ast
 import errno
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
-import numpy as np
 import pytest
 import torch
 
@@ -22,21 +21,19 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.comparing.progression import _CheckpointMeasurer
 from midlayer_encoders.encoder import build
-from midlayer_encoders.errors import CutError, DiskFullError, FolderError
-from midlayer_encoders.extras.vectors.parquet_parts import PartWriter
+from midlayer_encoders.errors import FATAL, CutError, DiskFullError, FolderError
+from midlayer_encoders.extras.scaling.units import call_unit, run_units
 from midlayer_encoders.files import read_artifact
-from midlayer_encoders.processes.cluster import ClusterJob
-from midlayer_encoders.processes.group import ALONE, FATAL, Group, ProcessLostError
-from midlayer_encoders.processes.pool import _answer
 from midlayer_encoders.sweeping import mteb_jobs, task_scoring
 from midlayer_encoders.sweeping.mteb_jobs import run_job
+from midlayer_encoders.sweeping.process_pool import _answer
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import TOKENIZER, neox
 
 ROOT = Path(midlayer_encoders.__file__).parents[1]
 Raise = Callable[..., Any]
-STOPS = [DiskFullError("made"), FolderError("made"), ProcessLostError("made"), KeyboardInterrupt(), SystemExit(1)]
+STOPS = [DiskFullError("made"), FolderError("made"), KeyboardInterrupt(), SystemExit(1)]
 DISK = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")]
 MEMORY = [MemoryError(), torch.OutOfMemoryError("made")]
 ORDINARY = ValueError("made")
@@ -49,9 +46,7 @@ def score_at_once(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(task_scoring, "scores_together", lambda _: None)
     stages = [Stage(None, name) for name in ("planning", "scoring")]
     embedder = SimpleNamespace(planning=stages[0])
-    scorer = SimpleNamespace(
-        folder=tmp_path, embedder=embedder, scoring=stages[1], group=ALONE, _score_together=lambda *_: fail()
-    )
+    scorer = SimpleNamespace(folder=tmp_path, embedder=embedder, scoring=stages[1], _score_together=lambda *_: fail())
     job = SimpleNamespace(task=SimpleNamespace(make=lambda: None))
     return TaskScorer._score_at_once(scorer, [job])  # type: ignore[arg-type, list-item]
 
@@ -69,13 +64,8 @@ def score_with_mteb(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_CheckpointMeasurer, "_measure", lambda *_: fail())
     identity: Any = SimpleNamespace(metrics=["curvature"], views=2)
-    measurer = _CheckpointMeasurer(identity, ["a"], [], None, None, ALONE)  # type: ignore[arg-type]
+    measurer = _CheckpointMeasurer(identity, ["a"], [], None, None)  # type: ignore[arg-type]
     return measurer.measure([SimpleNamespace(name=name) for name in ("step1", "step2")], None)  # type: ignore[misc]
-
-
-def share_work(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(Group, "_gather", lambda _, item: [item, item])
-    return Group(0, 2).share(fail)
 
 
 def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -91,13 +81,6 @@ def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sent, "the caller would wait for the answer"
     _, error = cloudpickle.loads(sent[0])
     raise error
-
-
-def write_part(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    part = {"name": "a", "file": "b", "start": 0, "count": 1, "first": 0, "stamp": ""}
-    writer = PartWriter(fail, tmp_path, tmp_path, "run")
-    result = writer({name: np.array([value], dtype=object) for name, value in part.items()})
-    raise pickle.loads(result["error"][0])
 
 
 def load_encoder(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -120,20 +103,14 @@ def read_file(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         assert len(list(tmp_path.iterdir())) == 1
 
 
-class Job(ClusterJob):
-    run: Any = None
-    label = "job"
-    outcome: Any = None
+def run_unit(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return call_unit(SimpleNamespace(run=fail))  # type: ignore[arg-type]
 
 
-def run_in_a_job(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    job = Job()
-    job.run, job.outcome = fail, tmp_path / "outcome.json"
-    try:
-        job()
-    finally:
-        assert list(tmp_path.iterdir()) == ([job.outcome] if job.outcome.exists() else [])
-    return job.outcome.read_text()
+def run_on_an_executor(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    executor = SimpleNamespace(submit=lambda *_: SimpleNamespace(result=fail, cancel=lambda: None))
+    (error,) = run_units([Mock(is_done=False)], executor, stage=Stage(None, "units")).values()
+    return error
 
 
 def measure_in_training(method: str) -> Callable[..., Any]:
@@ -165,11 +142,10 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/sweeping/task_scoring.py:_score_at_once": (score_at_once, []),
     "midlayer_encoders/sweeping/mteb_jobs.py:run_job": (score_with_mteb, []),
     "midlayer_encoders/comparing/progression.py:measure": (measure_checkpoints, []),
-    "midlayer_encoders/processes/group.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
-    "midlayer_encoders/processes/pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
-    "midlayer_encoders/extras/vectors/parquet_parts.py:__call__": (write_part, [*DISK, *MEMORY, ORDINARY]),
+    "midlayer_encoders/sweeping/process_pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
-    "midlayer_encoders/processes/cluster.py:__call__": (run_in_a_job, []),
+    "midlayer_encoders/extras/scaling/units.py:call_unit": (run_unit, []),
+    "midlayer_encoders/extras/scaling/units.py:run_units": (run_on_an_executor, []),
     **{
         f"callbacks/_recorder.py:{method}": (measure_in_training(method), [*DISK, *MEMORY, ORDINARY])
         for method in ("_measure", "_complete", "_write", "_draw_frame")
@@ -178,7 +154,8 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
 #: Errors of ``FATAL`` that a place does not let out: why.
 NOT_RAISED = {
     "midlayer_encoders/files.py:read_artifact": "no reader raises them, and without a number they are damage",
-    "midlayer_encoders/processes/cluster.py:__call__": "the outcome of a job is a file, whose error the caller shows",
+    "midlayer_encoders/extras/scaling/units.py:call_unit": "the driver shows the error beside others",
+    "midlayer_encoders/extras/scaling/units.py:run_units": "an error of the engine: the unit is submitted again",
 }
 #: Places where any error means "no", and the plain way is right.
 HARMLESS = {
@@ -187,7 +164,7 @@ HARMLESS = {
     "midlayer_encoders/encoder/spec.py:_changed_settings",
     "midlayer_encoders/extras/kernels/fused_blocks.py:_is_rms_norm",
     "midlayer_encoders/extras/kernels/fused_blocks.py:_agrees",
-    "midlayer_encoders/extras/vectors/parquet_parts.py:_pickled",
+    "midlayer_encoders/sweeping/layer_sweep.py:plan",  # the task is scored without a plan, and then named
     "midlayer_encoders/extras/export/_engines.py:_main",  # prints the error and ends its process
     "midlayer_encoders/models/cut.py:_empty_like",
     "midlayer_encoders/models/hub.py:offline_cause",

@@ -63,7 +63,6 @@ def test_measure_accepts_numpy_arrays(encoder: LayerEncoder) -> None:
         ({"workers": 0}, "`workers` must be a positive number of processes, but got 0"),
         ({"store_dtype": "float8"}, "`store_dtype` must be one of 'float32', 'float16', but got 'float8'"),
         ({"baselines": "no"}, "`baselines` must be True or False, but got 'no'"),
-        ({"devices": -1}, "`devices` must be a whole number, 1 or more"),
         ({"out": 3}, "`out` must be a string, but got 3"),
         ({"tasks": [3]}, "`tasks` must be names, paths, data or mteb's task objects, but got 3"),
     ],

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Context, Option
 
 from midlayer_encoders._types import LayerArgument
-from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
+from midlayer_encoders.cli._progress import show_waiting
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.validation import layer_number
@@ -32,7 +32,7 @@ Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first 
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
 RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
-SubmitOption = Annotated[list[str] | None, Option("--submit-option", help="Of submitit: gpus_per_node=1; repeatable.")]
+_ExecutorOption = Annotated[list[str] | None, Option(help="NAME=VALUE, such as gpus_per_node=1; repeatable.")]
 Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
@@ -103,25 +103,6 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
         recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
         options = replace(options, template=None, pooling=None)
     return recipes, options
-
-
-def parse_submit_options(submit: str | None, words: list[str] | None) -> dict[str, Any] | None:
-    """Return the parameters of submitit from words; a setup's, and repeated ones, are lists.
-
-    Example:
-        >>> parse_submit_options("slurm", ["timeout_min=60", "slurm_setup=module load cuda"])
-        {'timeout_min': 60, 'slurm_setup': ['module load cuda']}
-    """
-    if words and submit is None:
-        raise OptionError("`--submit-option` needs `--submit slurm` or `--submit local`.")
-    values: dict[str, list[Any]] = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise OptionError(f"`--submit-option` must be NAME=VALUE, such as gpus_per_node=1, but got {word!r}.")
-        values.setdefault(name, []).append(int(value) if value.isdecimal() else value)
-    parameters = {name: each if len(each) > 1 or name.endswith("setup") else each[0] for name, each in values.items()}
-    return parameters or None
 
 
 def refuse_flags(context: Context, reason: str, *names: str) -> None:
@@ -233,26 +214,42 @@ def results_folder(out: Path | None, command: str, *models: str) -> Path:
 
 
 @dataclass(kw_only=True)
-class Sharing:
-    """Flags of a command whose work several processes share."""
+class Execution:
+    """Flags of a command whose units an executor can run."""
 
-    devices: Annotated[int, Option(min=1, help="Processes per machine that share the work.")] = 1
-    num_nodes: Annotated[int, Option(min=1, help="Machines that share it, started by torchrun or SLURM.")] = 1
+    executor: Annotated[
+        Literal["processes", "slurm", "dask", "ray"] | None, Option(help="Run units of the work there (docs/scale.md).")
+    ] = None
+    executor_option: _ExecutorOption = None
 
-    def writes_results(self) -> bool:
-        """Return True if this process prints and writes; silence the others of those that share a command.
+    @contextmanager
+    def open(self, folder: Path) -> Iterator[Any]:
+        """Yield the executor, or ``None`` for this process; logs of jobs go to a folder."""
+        if self.executor is None:
+            if self.executor_option:
+                raise OptionError("`--executor-option` needs `--executor`.")
+            yield None
+            return
+        from midlayer_encoders.extras.scaling import open_executor
 
-        Raises:
-            OptionError: torchrun or SLURM started another number of processes.
-        """
-        if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
-            from midlayer_encoders.processes.sharing import check_launcher  # imports torch
+        with open_executor(self.executor, folder, parse_options(self.executor_option or ())) as executor:
+            yield executor
 
-            check_launcher(self.devices, self.num_nodes)
-        is_first = self.devices * self.num_nodes == 1 or is_first_process()
-        if not is_first:
-            silence()
-        return is_first
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of an executor from words; a setup's, and repeated ones, are lists.
+
+    Example:
+        >>> parse_options(["timeout_min=60", "slurm_setup=module load cuda"])
+        {'timeout_min': 60, 'slurm_setup': ['module load cuda']}
+    """
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise OptionError(f"`--executor-option` must be NAME=VALUE, such as gpus_per_node=1, but got {word!r}.")
+        values.setdefault(name, []).append(int(value) if value.isdecimal() else value)
+    return {name: each if len(each) > 1 or name.endswith("setup") else each[0] for name, each in values.items()}
 
 
 def check_model(model: str, options: EncoderOptions) -> None:
@@ -264,11 +261,10 @@ def check_model(model: str, options: EncoderOptions) -> None:
         hub.check_model(name, revision or options.revision, file=options.gguf_file)
 
 
-def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:
-    """Return the encoder of a whole model, on the device of this process if several share the work."""
+def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
+    """Return the encoder of a whole model."""
     check_model(model, options)
-    from midlayer_encoders.encoder.whole_model import load_shared  # imports torch
+    from midlayer_encoders.encoder.whole_model import load_encoder  # imports torch
 
     with show_waiting("loading", f"Loading {model}"):
-        encoder, _ = load_shared(model, options.changed(), devices, num_nodes)
-        return encoder
+        return load_encoder(model, options.changed())

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from midlayer_encoders.cli._progress import is_silent, prints_json
+from midlayer_encoders.cli._progress import prints_json
 from midlayer_encoders.files import shell_path
 
 
 def console() -> Console:
-    """Return the console for human-readable output, which is silent under ``--json`` and in all processes but one."""
-    return Console(quiet=prints_json() or is_silent())
+    """Return the console for human-readable output, which is silent under ``--json``."""
+    return Console(quiet=prints_json())
 
 
 def print_text(text: str, *, style: str | None = None, wrap: bool = True) -> None:

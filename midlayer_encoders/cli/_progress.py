@@ -3,7 +3,6 @@
 All of it goes to standard error, so that standard output holds only the result.
 """
 
-import os
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from midlayer_encoders._types import Progress
 
-Mode = Literal["bars", "lines", "json", "quiet", "silent"]
+Mode = Literal["bars", "lines", "json", "quiet"]
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_OF_RATE = 5.0  # a rate is stable after these, if both halves of the time had about the same one
 _STABLE_RATIO = 1.5
@@ -41,24 +40,6 @@ def display_mode(mode: Mode | None) -> Iterator[None]:
 def prints_json() -> bool:
     """Return True if the running command was called with ``--json``."""
     return _mode == "json"
-
-
-def is_first_process() -> bool:
-    """Return True in the first of the processes that torchrun, SLURM or Fabric started for one command."""
-    # In a task of SLURM, Fabric may start the others.
-    names = ["RANK"] if "RANK" in os.environ else ["SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"]
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
-def silence() -> None:
-    """Show and print nothing until the command ends, because another process does."""
-    global _mode
-    _mode = "silent"
-
-
-def is_silent() -> bool:
-    """Return True in a process whose command is shown by another one."""
-    return _mode == "silent"
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """``midlayer export`` and ``embed``: write a cut model to a folder, or the vectors of every layer to a file."""
 
-import io
 import json
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import BadParameter, Context, Option
+from typer import Context, Option
 
 from midlayer_encoders._types import Precision
 from midlayer_encoders.cli import _arguments, _output, _progress
@@ -92,14 +90,11 @@ def embed(
     *,
     context: Context,
     model: _arguments.Model,
-    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet.")],
     inputs: _arguments.Inputs,
     layers: _arguments.Layers = "all",
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
-    shared: _arguments.Sharing,
-    ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
-    concurrency: Annotated[int | None, Option(min=1, help="With --ray: actors; by default one per GPU or CPU.")] = None,
-    batch_size: Annotated[int, Option(min=1, help="With --ray: texts in a file of the output.")] = 1024,
+    execution: _arguments.Execution,
     options: EncoderOptions,
 ) -> None:
     """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
@@ -111,43 +106,19 @@ def embed(
     from midlayer_encoders.arguments import check_budget, check_out
 
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
-    if ray:
-        reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "drop_empty")
-        _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
-        actors = {"batch_size": batch_size, "concurrency": concurrency}
-        _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
-        return
-    _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
-    shared.writes_results()
     check_out(out)
     check_budget(budget)
     kind, _, items = inputs.read(context)
     items = items[: inputs.limit]
-    encoder = _arguments.load_model(model, options, **asdict(shared))
+    source: Any = model
+    if execution.executor is None:
+        source, options = _arguments.load_model(model, options), EncoderOptions()
     from midlayer_encoders.extras import vectors
 
     unit = "waveforms" if kind == "audio" else kind
-    with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
-        written = vectors.embed(
-            encoder, items, out, layers=layers, token_budget=budget, progress=progress, **asdict(shared)
-        )
+    titles = {"embedding": f"Embedding {unit}", "writing": "Writing vectors", "units": "units done"}
+    with _progress.show_progress(titles) as progress, execution.open(out.with_name(f"{out.name}.jobs")) as executor:
+        settings: dict[str, Any] = {"layers": layers, "token_budget": budget, "executor": executor}
+        written = vectors.embed(source, items, out, progress=progress, **settings, **options.changed())
     _output.print_result(path=written, inputs=len(items), kind=kind)
     _output.print_text(f"Vectors of {counted(len(items), unit.removesuffix('s'))} are in {written}.", wrap=False)
-
-
-def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **arguments: Any) -> None:
-    """Embed parquet files with Ray, and print where the vectors are."""
-    import pyarrow.dataset
-
-    from midlayer_encoders.extras.vectors import ray
-
-    if inputs.texts is None:
-        raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
-    arguments |= {"text_column": inputs.data.text_column or "text", "limit": inputs.limit}
-    # Ray prints lines about lost workers, which it replaces.
-    with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
-        written = ray.embed_parquet(model, inputs.texts, out, progress=progress, **arguments)
-    num_texts = pyarrow.dataset.dataset(written).count_rows()
-    _output.print_result(path=written, inputs=num_texts, kind="texts")
-    _output.print_text(f"Vectors of {counted(num_texts, 'text')} are in {written}.", wrap=False)

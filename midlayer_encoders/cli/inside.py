@@ -1,7 +1,7 @@
 """``midlayer metrics``, ``probe``, ``compare`` and ``progression``: what the layers of models hold."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +29,6 @@ def metrics(
     layers: _arguments.Layers = "all",
     wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     seed: _arguments.Seed = 0,
-    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer of a model on your texts, images or audio.
@@ -40,13 +39,11 @@ def metrics(
     """
     from midlayer_encoders import arguments
 
-    is_first = shared.writes_results()
     out = _arguments.results_folder(out, "metrics", model)
     names = _arguments.parse_metrics(metric_names)
     arguments.metric_names(names)
     kind, path, items = inputs.read(context)
-    processes = asdict(shared)
-    encoder = _arguments.load_model(model, options, **processes)
+    encoder = _arguments.load_model(model, options)
     from midlayer_encoders import measure
     from midlayer_encoders.frame.tidy_result import write_frame
     from midlayer_encoders.metrics.feeding import num_passes
@@ -63,11 +60,7 @@ def metrics(
     unit = "tokens" if kind == "texts" else kind
     measured = f"{unit} of {number}, {passes}"
     with _progress.show_progress({"measuring": measured, "computing": "metrics computed"}) as progress:
-        frame = measure(
-            encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress, **processes
-        )
-    if not is_first:
-        return
+        frame = measure(encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress)
     for name in ("metrics.parquet", "metrics.csv"):
         write_frame(frame, out / name)
     write_figure(plot_metrics(frame), out / "metrics.png")
@@ -94,7 +87,6 @@ def probe(
     layers: _arguments.Layers = "all",
     settings: ProbeSettings,
     skip_bad: _arguments.SkipBad = False,
-    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer and show which layer separates the classes best.
@@ -105,7 +97,6 @@ def probe(
     """
     from midlayer_encoders.cli._labeled_examples import check_examples_path, read_examples
 
-    is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
@@ -113,7 +104,7 @@ def probe(
     read = partial(read_examples, bad="skip" if skip_bad else "refuse", columns=labeled.columns())
     paths = [check_examples_path(path) for path in (data, test) if path is not None]
     tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
-    encoder = _arguments.load_model(model, options, **asdict(shared))
+    encoder = _arguments.load_model(model, options)
     from midlayer_encoders.extras import probing
 
     examples = [tables[path] if path in tables else read(path, encoder.media) for path in paths]
@@ -131,10 +122,7 @@ def probe(
             settings=settings,
             dataset=data.stem,
             progress=progress,
-            **asdict(shared),
         )
-    if not is_first:
-        return
     result.save(out)
     names = ("dataset", "kind", "best_layer", "chance")
     _output.print_result(
@@ -227,9 +215,7 @@ def progression(
     model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
     measured: Measured,
     revisions: Annotated[str | None, Option(help="step1,step512 …: revisions, or subfolders (all).")] = None,
-    shared: _arguments.Sharing,
-    submit: Annotated[Literal["slurm", "local"] | None, Option(help="Measure each checkpoint as a job.")] = None,
-    submit_option: _arguments.SubmitOption = None,
+    execution: _arguments.Execution,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer at every step of a model's training, and show which layers settle first.
@@ -240,28 +226,23 @@ def progression(
         midlayer progression checkpoints/ --texts texts.txt --out runs/steps
         midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
     """
-    is_first = shared.writes_results()
     out = _arguments.results_folder(measured.out, "progression", model)
     names = _arguments.parse_metrics(measured.metrics)
     metric_names(names)
-    parameters = _arguments.parse_submit_options(submit, submit_option)
     arguments = measured.arguments(options)
     from midlayer_encoders.comparing import progression as measure_progression  # imports torch
 
-    with _progress.show_progress({"units": "jobs done"}) as progress:
+    titles = {"units": "checkpoints measured"}
+    with _progress.show_progress(titles) as progress, execution.open(out / "jobs") as executor:
         result = measure_progression(
             model,
             [name.strip() for name in revisions.split(",")] if revisions else None,
             metrics=names,
             out=out,
-            executor=submit,
-            parameters=parameters,
+            executor=executor,
             progress=progress,
-            **asdict(shared),
             **arguments,
         )
-    if not is_first:
-        return
     report = out / "report.html"
     settled = result.settled()
     values: dict[str, Any] = {"words": result.words(), "failures": result.failures, "settled": settled.to_dicts()}

@@ -45,7 +45,6 @@ def select_command(
     limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
     seed: _arguments.Seed = 0,
-    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Choose a prompt and a layer of a model; show what the other recipes or rules would choose.
@@ -58,7 +57,6 @@ def select_command(
     from midlayer_encoders.tasks.sources import has_labels, own_labels
     from midlayer_encoders.validation import check_choice
 
-    is_first = shared.writes_results()
     check_choice("rule", rule, RULE_NAMES)
     if labels is not None and data.label_column is not None:
         raise OptionError("`--label-column` cannot be combined with `--labels`, which is another file of labels.")
@@ -74,7 +72,7 @@ def select_command(
         label_list = own_labels(texts, data.columns())
     elif labels is None and has_labels(texts, data.columns()):
         _output.print_text(f"{texts} has a column label, which is not read. Pass --label-column label to choose by it.")
-    encoder = _arguments.load_model(model, options, **asdict(shared))
+    encoder = _arguments.load_model(model, options)
     from midlayer_encoders.selection import select
 
     with _progress.show_progress(_STAGES) as progress:
@@ -88,10 +86,7 @@ def select_command(
             max_texts=max_texts,
             seed=seed,
             progress=progress,
-            **asdict(shared),
         )
-    if not is_first:
-        return
     _print_choices(selection)
     is_center_file = out is None and not is_table and len(inputs) <= min(limit or max_texts, max_texts)
     lines = encoder_lines(encoder, selection.keywords, texts if is_center_file else (out or Path()) / _CENTER_FILE)

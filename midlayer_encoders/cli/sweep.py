@@ -58,9 +58,7 @@ def sweep(
     half: Annotated[bool, Option("--half", help="Store vectors in float16, in half the disk space.")] = False,
     scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
     workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
-    shared: _arguments.Sharing,
-    submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
-    submit_option: _arguments.SubmitOption = None,
+    execution: _arguments.Execution,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on tasks, from one forward pass over each text.
@@ -74,13 +72,11 @@ def sweep(
     from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 
     model, *others = models
-    is_alone = not others and submit is None
+    is_alone = not others and execution.executor is None
     if is_alone:
         model, revision = name_and_revision(model)
         options = options if revision is None else replace(options, revision=revision)
-    settings = SweepSettings(
-        scoring=scoring, workers=workers, store_dtype="float16" if half else "float32", **asdict(shared)
-    )
+    settings = SweepSettings(scoring=scoring, workers=workers, store_dtype="float16" if half else "float32")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     request = Sweep(
         model,
@@ -98,11 +94,9 @@ def sweep(
         settings=settings,
         **options.changed(),
     )
-    parameters = _arguments.parse_submit_options(submit, submit_option)
     if not is_alone:
-        _sweep_models(request, models, out or Path("midlayer-results"), submit, parameters)
+        _sweep_models(request, models, out or Path("midlayer-results"), execution)
         return
-    is_first = shared.writes_results()
     _arguments.check_model(model, options)  # before mteb and torch are imported
     with _progress.show_waiting("tasks", "Reading the tasks"):
         sources = request.sources
@@ -110,7 +104,7 @@ def sweep(
         from midlayer_encoders.sweeping.mteb_jobs import check_data  # imports mteb and torch
 
         check_data(sources)
-    elif is_first:
+    else:
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
     encoder = _arguments.load_model(model, options)
@@ -125,17 +119,17 @@ def sweep(
 
     with _progress.show_progress(STAGES) as progress:
         result = layer_sweep.run_sweep(request.change(progress=progress))
-    if is_first:
-        print_sweep(result, request)
+    print_sweep(result, request)
 
 
-def _sweep_models(request: Sweep, models: list[str], out: Path, *submission: Any) -> None:
-    """Sweep several models, or one as jobs, and print its table or the board of all."""
+def _sweep_models(request: Sweep, models: list[str], out: Path, execution: _arguments.Execution) -> None:
+    """Sweep several models, or one on an executor, and print its table or the board of all."""
     from midlayer_encoders import board
-    from midlayer_encoders.sweeping import units
+    from midlayer_encoders.sweeping.sweeps import sweep_models
 
-    with _progress.show_progress({**STAGES, "units": "jobs done"}) as progress:
-        results = units.sweep_models(request.change(progress=progress), models, out, *submission)
+    titles = {**STAGES, "units": "units done"}
+    with _progress.show_progress(titles) as progress, execution.open(out / "jobs") as executor:
+        results = sweep_models(request.change(progress=progress, executor=executor), models, out)
     if len(results) == 1:
         (result,) = results.values()
         print_sweep(result, request)

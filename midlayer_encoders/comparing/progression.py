@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,20 +20,17 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.whole_model import measure
-from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
-from midlayer_encoders.files import check_links
+from midlayer_encoders.errors import FATAL, MidlayerError, OptionError, error_summary
+from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.metrics.feeding import extra_passes, num_passes
 from midlayer_encoders.metrics.text_views import augment
-from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
-from midlayer_encoders.processes.group import FATAL, Group
-from midlayer_encoders.processes.sharing import join
 from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
-from midlayer_encoders.validation import check_effect, check_path, check_progress, check_seed, check_text, check_texts
+from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,11 +107,7 @@ def progression(
     seed: int = 0,
     dataset: str = "texts",
     out: Path | str | None = None,
-    devices: int = 1,
-    num_nodes: int = 1,
-    executor: Cluster | Any = None,
-    attempts: int = 3,
-    parameters: Mapping[str, Any] | None = None,
+    executor: Any = None,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
@@ -135,16 +128,11 @@ def progression(
         seed: for the views.
         dataset: name of the texts in the frame.
         out: folder for the frame of each step, the whole frame, figures and page; ``None`` writes nothing.
-        devices: processes on this machine that share the checkpoints, each with a device of its own, on Lightning
-            Fabric; the result equals one process's, and the first one writes it.
-        num_nodes: number of machines that share the checkpoints; ``out`` is then on a disk that all of them share.
-        executor: ``"slurm"``, ``"local"`` for processes of this machine, or an executor of submitit: each checkpoint
-            is a job, and ``out`` a folder that every node can write to.
-        attempts: number of times that a job which ends without a result is started.
-        parameters: of submitit's ``update_parameters``, as in :func:`~midlayer_encoders.sweep_many`.
-        progress: called after each batch, with the revision as the stage and the texts of all revisions as steps; by
-            the first of several processes, with the texts of its revisions; with an executor, with the stage
-            ``"units"`` and the number of jobs.
+        executor: where checkpoints are measured: anything with ``submit(function, *arguments)`` that returns something
+            with ``result()`` (``docs/scale.md``); ``None`` for this process. ``out`` is then a folder that all
+            machines share.
+        progress: called after each batch, with the revision as the stage and the texts of all revisions as steps;
+            with an executor, with the stage ``"units"``.
         options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` by default, as in the paper.
 
     Raises:
@@ -161,12 +149,8 @@ def progression(
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
-    if executor is None:
-        check_effect(progression, "without an executor", attempts=attempts, parameters=parameters)
-    elif out is None:
-        raise OptionError("`out` must be a folder with an executor: the jobs write their steps there.")
-    elif devices * num_nodes > 1:
-        raise OptionError("`devices` and `num_nodes` must be 1 with an executor: each job is one process.")
+    if executor is not None and out is None:
+        raise OptionError("`out` must be a folder with an executor: its processes write their steps there.")
     _, num_views = extra_passes(metrics, views=views)  # rejects an unknown metric before anything is loaded
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=encoder_options.trust_remote_code)
     identity = _StepIdentity(
@@ -183,9 +167,8 @@ def progression(
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_links(folder, [folder / "steps"])
-    group = join(devices, num_nodes, cpu=encoder_options.device == "cpu")
     absolute = None if folder is None else folder.absolute()  # for jobs
-    measurer = _CheckpointMeasurer(identity, texts, text_views, absolute, encoder_options, group)
+    measurer = _CheckpointMeasurer(identity, texts, text_views, absolute, encoder_options)
     how = {
         "texts": f"{len(texts)} ({dataset}, digest {identity.texts})",
         "views": f"seed {seed}",
@@ -195,25 +178,25 @@ def progression(
         **versions(),
     }
     names = [checkpoint.name for checkpoint in checkpoints]
-    with nullcontext() if folder is None else group.lock(folder):
+    with nullcontext() if folder is None else folder_lock(folder):
         errors: dict[str, str] = {}
         if executor is not None and folder is not None:
-            jobs = [_CheckpointJob(measurer, checkpoint) for checkpoint in checkpoints]
-            queue = Queue(executor, folder / "jobs", parameters, attempts)
-            errors = queue.run(jobs, stage=Stage(progress, "units"))
+            from midlayer_encoders.extras.scaling.units import run_units
+
+            units = [_CheckpointUnit(measurer, checkpoint) for checkpoint in checkpoints]
+            failed = run_units(units, executor, stage=Stage(progress, "units"))
+            errors = {unit.label: str(error) for unit, error in failed.items()}
             checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name not in errors]
             progress = None  # the steps are read from their files
-        frames: dict[str, pl.DataFrame] = {}
-        for part in group.share(lambda: measurer.measure(group.part(checkpoints), group.progress(progress))):
-            frames |= part[0]
-            errors |= part[1]
+        frames, new_errors = measurer.measure(checkpoints, progress)
+        errors |= new_errors
         failures = {name: errors[name] for name in names if name in errors}
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         frame = pl.concat([frames[name] for name in names if name in frames])
         result = ProgressionResult(frame, folder, how, failures)
         if folder is not None:
-            group.first(result.save)
+            result.save()
     return result
 
 
@@ -226,7 +209,6 @@ class _CheckpointMeasurer:
     views: Sequence[Sequence[str]]
     folder: Path | None
     options: EncoderOptions
-    group: Group
 
     def measure(
         self, checkpoints: Sequence[Checkpoint], progress: Progress | None
@@ -265,7 +247,6 @@ class _CheckpointMeasurer:
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
         options = {**self.options.changed(), "revision": checkpoint.revision}
         encoder = complete_encoder(LayerEncoder, checkpoint.source, options)
-        self.group.place(encoder)
         frame = measure(
             encoder,
             self.texts,
@@ -279,24 +260,12 @@ class _CheckpointMeasurer:
         return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{checkpoint.step}"))
 
 
-@dataclass(frozen=True)
-class _CheckpointJob(ClusterJob):
-    """Measures one checkpoint and writes its step."""
+@dataclass(frozen=True, eq=False)
+class _CheckpointUnit:
+    """Measures one checkpoint and writes its step, in a process of an executor."""
 
     measurer: _CheckpointMeasurer
     checkpoint: Checkpoint
-
-    @cached_property
-    def step(self) -> Path:
-        """The file of the step."""
-        path = self.measurer.path(self.checkpoint)
-        assert path is not None
-        return path
-
-    @property
-    def outcome(self) -> Path:
-        """The file that the job writes at its end."""
-        return self.step.parent.with_name("units") / f"{self.step.stem}.json"
 
     @property
     def label(self) -> str:
@@ -306,9 +275,11 @@ class _CheckpointJob(ClusterJob):
     @property
     def is_done(self) -> bool:
         """Whether the step is written."""
-        return self.step.is_file()
+        path = self.measurer.path(self.checkpoint)
+        return path is not None and path.is_file()
 
-    def run(self) -> str | None:
-        """Measure the checkpoint, and return its error, if any."""
+    def run(self) -> None:
+        """Measure the checkpoint."""
         _, failures = self.measurer.measure([self.checkpoint], None)
-        return failures.get(self.checkpoint.name)
+        for error in failures.values():
+            raise MidlayerError(error)

@@ -15,8 +15,6 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics.measuring import measure_layers
-from midlayer_encoders.processes.group import Group
-from midlayer_encoders.processes.sharing import join, share_model
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.selection import Selection, select
 
@@ -29,23 +27,6 @@ def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> Layer
     return model
 
 
-def load_shared(
-    model: str | LayerEncoder, options: Mapping[str, Any], devices: int, num_nodes: int
-) -> tuple[LayerEncoder, Group]:
-    """Return :func:`load_encoder`'s encoder on the device of this process, and the processes that share its work.
-
-    Args:
-        model: folder or hub name, or an encoder.
-        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
-        devices: processes on this machine.
-        num_nodes: number of machines.
-    """
-    if not isinstance(model, LayerEncoder):  # each process loads onto its own device
-        join(devices, num_nodes, cpu=options.get("device") == "cpu")
-    encoder = load_encoder(model, options)
-    return encoder, share_model(encoder, devices, num_nodes)
-
-
 def measure(
     model: str | LayerEncoder,
     texts: Sequence[Any],
@@ -56,8 +37,6 @@ def measure(
     seed: int = 0,
     dataset: str = "texts",
     token_budget: TokenBudget = "auto",
-    devices: int = 1,
-    num_nodes: int = 1,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> pl.DataFrame:
@@ -78,10 +57,7 @@ def measure(
         seed: seed of the views and of the copies.
         dataset: name of the texts in the frame.
         token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
-        devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame equals
-            process to the bit, except ``matrix_entropy``: its sums over all tokens are added in another order.
-        num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, in tokens (an image or waveform counts as one), with the
+        progress: called after each batch, in tokens (an image or waveform counts as one), with the
             stage ``"measuring"``, and after each metric with ``"computing"``.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
     """
@@ -90,7 +66,7 @@ def measure(
         model = os.fspath(model)
     elif not isinstance(model, LayerEncoder):
         raise OptionError(f"`model` must be a folder, a hub name or a LayerEncoder, but got {short_repr(model)}.")
-    encoder, group = load_shared(model, options, devices, num_nodes)
+    encoder = load_encoder(model, options)
     return measure_layers(
         encoder,
         texts,
@@ -102,7 +78,6 @@ def measure(
         dataset=dataset,
         token_budget=token_budget,
         progress=progress,
-        group=group,
     )
 
 
@@ -116,8 +91,6 @@ def select_layer(
     all_rules: bool = False,
     max_texts: int = 500,
     seed: int = 0,
-    devices: int = 1,
-    num_nodes: int = 1,
     **options: Unpack[EncoderKeywords],
 ) -> Selection:
     """Return the layer of a model to use, the reason, and the choice of every other rule.
@@ -138,8 +111,6 @@ def select_layer(
         all_rules: measure what every rule needs, in three passes over the texts.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.
-        devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.
-        num_nodes: number of machines that share the texts.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
 
     Example:
@@ -153,22 +124,13 @@ def select_layer(
     """
     source: Any = model
     if isinstance(model, str | os.PathLike):
-        source, _ = load_shared(os.fspath(model), options, devices, num_nodes)
+        source = load_encoder(os.fspath(model), options)
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(f"`model` must be a folder, hub name, LayerEncoder or frame, but got {short_repr(model)}.")
     elif options:
         raise OptionError(f"`{next(iter(options))}` cannot be combined with an encoder or a frame.")
     selection = select(
-        source,
-        texts,
-        labels,
-        rule=rule,
-        recipes=recipes,
-        all_rules=all_rules,
-        max_texts=max_texts,
-        seed=seed,
-        devices=devices,
-        num_nodes=num_nodes,
+        source, texts, labels, rule=rule, recipes=recipes, all_rules=all_rules, max_texts=max_texts, seed=seed
     )
     has_files = isinstance(source, LayerEncoder) and not source.in_memory
     return with_encoder(LayerEncoder, selection, source.source, source.options) if has_files else selection

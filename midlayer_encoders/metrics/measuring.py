@@ -1,8 +1,8 @@
 """Metrics of every layer over a list of inputs, from one forward pass for the inputs, their copies and each view."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -10,12 +10,10 @@ from midlayer_encoders._types import Layer, Norm, Progress, Stage
 from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
-from midlayer_encoders.metrics import LayerMetric, make_metrics
+from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.metrics.feeding import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics.media_views import augment_media
 from midlayer_encoders.metrics.text_views import augment, drop_words
-from midlayer_encoders.metrics.token_metrics import MeanOverTexts
-from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.batches import LayerSource, batches_of, input_sizes, tokens_that_fit
 from midlayer_encoders.reading.media_inputs import medium_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -37,12 +35,10 @@ def measure_layers(
     dataset: str = "texts",
     token_budget: TokenBudget = "auto",
     progress: Progress | None = None,
-    group: Group = ALONE,
 ) -> pl.DataFrame:
     """Return the tidy frame of :func:`~midlayer_encoders.measure`, with the norm of the vectors as an argument.
 
-    Sweeps and selection measure raw states, like the paper, while they score states with the final norm. The processes
-    of ``group`` share the passes, and the first one computes the metrics.
+    Sweeps and selection measure raw states, like the paper, while they score states with the final norm.
     """
     check_fork()
     texts = check_list("texts", texts)
@@ -65,76 +61,28 @@ def measure_layers(
 
     passes = (texts, *copies, *view_passes)
     sizes = [input_sizes(source, inputs, prompt=prompt) for inputs in passes]
-    progress = group.progress(progress)
     stage = Stage(progress, "measuring", sum(map(sum, sizes)))
 
-    def compute() -> pl.DataFrame | None:
-        tokens_per_batch = group.first(lambda: tokens_that_fit(source) if budget == "auto" else budget, inside=True)
-        shared = _SharedTokens(layer_metrics, group)
-        offset = 0
-        for inputs, tokens_of_inputs in zip(passes, sizes, strict=True):
-            batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
-            sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
-            tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
-            read = reader.embed(inputs, group.part(sorted_batches), tokens=tokens)
-            for positions, vectors, numbers in group.in_order((*passed, shared.take()) for passed in read):
-                shared.add(numbers)
-                places = [offset + position for position in positions]
-                update_views(layer_metrics, reader.layers, vectors, places, len(texts))
-                stage.step(sum(tokens_of_inputs[position] for position in positions))
-            offset += len(inputs)
-        shared.merge()
-        if not group.is_first:
-            return None
-        computing = Stage(progress, "computing", len(layer_metrics))
-        computing.step(0)
-        values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"), done=computing.step)
-        subject = source.spec  # reads all weights
-        return tidy_frame(
-            row
-            for name, by_layer in values.items()
-            for row in tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
-        )
-
-    return cast(pl.DataFrame, group.share(compute)[0])
-
-
-class _SharedTokens:
-    """The token metrics of several processes, whose states are too large to be sent.
-
-    The first process adds the numbers of each text in the order of one process; on a GPU, where even one process sums
-    in any order, numbers may come with a later batch. Sums over the tokens of all texts, which are matrices, are added
-    at the end, so ``matrix_entropy`` equals one process's up to rounding.
-    """
-
-    def __init__(self, metrics: Mapping[str, LayerMetric], group: Group) -> None:
-        self.group = group
-        shared = [metric for metric in metrics.values() if metric.kind == "tokens" and group.world > 1]
-        self.means = [metric for metric in shared if isinstance(metric, MeanOverTexts)]
-        self.others = [metric for metric in shared if not isinstance(metric, MeanOverTexts)]
-        for metric in self.means:
-            metric.defer()
-
-    def take(self) -> list[Any]:
-        """Return the numbers of this process since the last call."""
-        return [metric.take() for metric in self.means]
-
-    def add(self, numbers: Sequence[Any]) -> None:
-        """Add the numbers that a process has taken, in the first process."""
-        for metric, metric_numbers in zip(self.means, numbers, strict=True):
-            metric.add(metric_numbers)
-
-    def merge(self) -> None:
-        """Add what is left in the other processes, in the first process."""
-        for metric in (*self.means, *self.others):
-            metric.settle()
-            metric.cpu()
-        left = iter([(self.take(), [metric.metric_state for metric in self.others])])
-        for rank, (numbers, states) in enumerate(self.group.in_order(left)):
-            self.add(numbers)
-            for metric, state in zip(self.others, states, strict=True):
-                if rank:
-                    metric.merge_state(state)
+    tokens_per_batch = tokens_that_fit(source) if budget == "auto" else budget
+    offset = 0
+    for inputs, tokens_of_inputs in zip(passes, sizes, strict=True):
+        batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
+        sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
+        tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
+        for positions, vectors in reader.embed(inputs, sorted_batches, tokens=tokens):
+            places = [offset + position for position in positions]
+            update_views(layer_metrics, reader.layers, vectors, places, len(texts))
+            stage.step(sum(tokens_of_inputs[position] for position in positions))
+        offset += len(inputs)
+    computing = Stage(progress, "computing", len(layer_metrics))
+    computing.step(0)
+    values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"), done=computing.step)
+    subject = source.spec  # reads all weights
+    return tidy_frame(
+        row
+        for name, by_layer in values.items()
+        for row in tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
+    )
 
 
 def _not_distributed() -> bool:

@@ -37,39 +37,14 @@ class MeanOverTexts(LayerMetric):
     total: Tensor
     count: Tensor
     skipped: Tensor
-    _deferred: list[_Numbers] | None = None
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
         for name, dtype in (("total", torch.float64), ("count", torch.int64), ("skipped", torch.int64)):
             self.add_state(name, torch.zeros(len(self.layers), dtype=dtype), dist_reduce_fx="sum")
 
-    def defer(self) -> None:
-        """Do not add the numbers of texts to the sums, but return them from :meth:`take`.
-
-        Sums in floating point depend on the order of the texts: a process that receives the numbers of all processes
-        and calls :meth:`add` in the order of one process has the sums of one process, to the bit.
-        """
-        self._deferred = []
-
-    def take(self) -> list[_Numbers]:
-        """Return the numbers since the last call, for :meth:`add` of another process."""
-        deferred, self._deferred = self._deferred or [], []
-        return deferred
-
-    def add(self, numbers: Sequence[_Numbers]) -> None:
-        """Add what :meth:`take` has returned to the sums."""
-        for rows, values, defined in numbers:
-            self._sum(rows, values, defined)
-
     def _add(self, rows: int | list[int], values: Tensor, defined: Tensor) -> None:
         """Add the number of each text for which it is defined to the sums of its layer; both tensors are ``(B,)``."""
-        if self._deferred is None:
-            self._sum(rows, values, defined)
-        else:
-            self._deferred.append((rows, values.cpu(), defined.cpu()))
-
-    def _sum(self, rows: int | list[int], values: Tensor, defined: Tensor) -> None:
         device = self.total.device
         position = torch.tensor(rows).expand(len(values)).to(device, non_blocking=True)
         values, defined = values.to(device), defined.to(device)

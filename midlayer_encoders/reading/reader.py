@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders._isolation import usable_cores
 from midlayer_encoders._types import Layer, Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
-from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
@@ -174,9 +174,7 @@ class LayerReader:
         """Return the number of threads that prepare batches."""
         if getattr(self.preprocess, "tokenizer", None) is not None or self.device is None or self.device.type != "cuda":
             return _TEXT_THREADS
-        from midlayer_encoders.processes.sharing import cpus_per_process
-
-        return max(_TEXT_THREADS, min(cpus_per_process(1) // 2, _MAX_MEDIA_THREADS))
+        return max(_TEXT_THREADS, min(usable_cores() // 2, _MAX_MEDIA_THREADS))
 
     def vectors(
         self,
@@ -185,7 +183,6 @@ class LayerReader:
         *,
         tokens: TokenReceive | None = None,
         done: Callable[[int], None] | None = None,
-        group: Group = ALONE,
     ) -> Tensor:
         """Return the vectors of all inputs in order, shape ``(L, N, D)`` float32 on the CPU.
 
@@ -194,10 +191,9 @@ class LayerReader:
             batches: positions of each batch, covering all inputs.
             tokens: see :meth:`embed`.
             done: called after each batch with its number of inputs.
-            group: processes that share the batches; only the first one returns vectors.
         """
         all_vectors: Tensor | None = None
-        for positions, vectors in group.in_order(self.embed(inputs, group.part(batches), tokens=tokens)):
+        for positions, vectors in self.embed(inputs, batches, tokens=tokens):
             if all_vectors is None:
                 all_vectors = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
             all_vectors[:, positions] = vectors

@@ -15,7 +15,6 @@ from midlayer_encoders.metrics.label_accuracy import equal_steps, resampled_mean
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text, half_means
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.models.hub import Location, local_only, weight_files
-from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.batches import (
     LayerSource,
     batches_of,
@@ -87,7 +86,6 @@ def detect_kind(
     seed: int = 0,
     token_budget: int = 4096,
     progress: Progress | None = None,
-    group: Group = ALONE,
 ) -> DetectedKind:
     """Return the kind of a model; causal attention is detected by running the model on a few words.
 
@@ -101,8 +99,7 @@ def detect_kind(
         texts: texts for half match.
         seed: seed of the resamples.
         token_budget: tokens in a batch.
-        progress: called by the first process after each batch with the stage ``"kind"``, in tokens.
-        group: processes that share the selection.
+        progress: called after each batch with the stage ``"kind"``, in tokens.
     """
     if "text" not in source.media:
         return DetectedKind("media", "it takes no text")
@@ -135,7 +132,7 @@ def detect_kind(
         return DetectedKind(untuned, f"the names of its weights show {part}, and {folder}")
     if not is_causal and saved_as and saved_as[0].endswith("Model"):
         return DetectedKind("tuned", f"it was saved as {saved_as[0]}, without the head of its pretraining")
-    ranks = group.first(lambda: _half_match_of(source, texts, token_budget, progress))
+    ranks = _half_match_of(source, texts, token_budget, progress)
     if ranks is None:
         needed = f"half match needs {MIN_TEXTS} different texts of {LEAST_TOKENS} tokens or more"
         return DetectedKind(untuned, f"its files say nothing, and {needed}")

@@ -29,8 +29,6 @@ from midlayer_encoders.metrics.label_accuracy import (
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.processes.group import ALONE, Group
-from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import (
     LayerSource,
     batches_of,
@@ -94,8 +92,6 @@ def select(
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
-    devices: int = 1,
-    num_nodes: int = 1,
     progress: Progress | None = None,
 ) -> Selection:
     """Return the layer that a rule chooses, with the choices of all other rules.
@@ -118,9 +114,7 @@ def select(
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
         token_budget: tokens in a batch.
-        devices: processes on this machine that share the texts, and all return the selection of one process.
-        num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, in tokens, with the stages ``"kind"``, ``"measuring"``
+        progress: called after each batch, in tokens, with the stages ``"kind"``, ``"measuring"``
             and ``"labels"``, and for each fold with ``"scoring"``.
 
     Raises:
@@ -133,8 +127,7 @@ def select(
     all_rules = validation.check_flag("all_rules", all_rules)
     validation.check_progress(progress)
     if isinstance(source, pl.DataFrame):
-        options: dict[str, Any] = {"all_rules": all_rules, "max_texts": max_texts, "token_budget": token_budget}
-        options |= {"recipes": recipes, "devices": devices, "num_nodes": num_nodes}
+        options = {"all_rules": all_rules, "max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
         validation.check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -150,9 +143,7 @@ def select(
                 "get the default for the model's kind."
             )
     labeled, classes = _labeled_texts(texts, labels, max_texts)
-    group = share_model(source, devices, num_nodes)
-    progress = group.progress(progress)
-    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
+    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
     encoders: dict[Recipe, Any] = {}
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
@@ -165,7 +156,7 @@ def select(
     measured = metrics, unmeasured = measure_metrics(source, inputs, requested, all_rules=all_rules)
     kind = default = None
     if rule == "auto":
-        settings: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress, "group": group}
+        settings: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
         kind = detect_kind(source, inputs.sample, **settings)
         if not encoders and source.reads_plainly:
             best = _best_recipe(kind, inputs)
@@ -431,7 +422,6 @@ class SelectionInputs:
         seed: for views, folds and resamples.
         token_budget: tokens in a batch.
         progress: called after each batch.
-        group: processes that share the texts.
     """
 
     texts: list[Any] | None
@@ -441,7 +431,6 @@ class SelectionInputs:
     seed: int
     token_budget: int
     progress: Progress | None
-    group: Group = ALONE
 
     @property
     def sample(self) -> list[Any]:
@@ -482,7 +471,7 @@ def measure_metrics(
             if not names:
                 needed = f"needs {MIN_TEXTS} texts of {LEAST_TOKENS} tokens or more"
                 return tidy_frame(()), f"{needed}, but got {num_long_texts}"
-    settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress", "group")}
+    settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress")}
     return measure_layers(source, texts, metrics=names, **settings), ""
 
 
@@ -516,8 +505,7 @@ def label_vectors(
     reader = replace(layer_reader(source, prompt=prompt), truncate_dim=None)
     batches = batches_of(source, texts, token_budget=inputs.token_budget, prompt=prompt)
     step = count_steps(sizes, batches, stage)
-    group = inputs.group
-    return group.share(lambda: reader.vectors(texts, batches, done=step, group=group))[0]
+    return reader.vectors(texts, batches, done=step)
 
 
 def label_accuracy(vectors: Tensor, inputs: SelectionInputs, stage: Stage) -> Tensor:

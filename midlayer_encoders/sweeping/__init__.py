@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders.sweeping.best_layer import BestLayer
-    from midlayer_encoders.sweeping.layer_sweep import sweep
     from midlayer_encoders.sweeping.request import SweepSettings
     from midlayer_encoders.sweeping.sweep_result import SweepResult
-    from midlayer_encoders.sweeping.units import sweep_many
+    from midlayer_encoders.sweeping.sweeps import sweep, sweep_many
 
 __all__ = ["BestLayer", "SweepResult", "SweepSettings", "sweep", "sweep_many"]
 
@@ -18,8 +17,8 @@ if not TYPE_CHECKING:
         "BestLayer": "sweeping.best_layer",
         "SweepResult": "sweeping.sweep_result",
         "SweepSettings": "sweeping.request",
-        "sweep": "sweeping.layer_sweep",
-        "sweep_many": "sweeping.units",
+        "sweep": "sweeping.sweeps",
+        "sweep_many": "sweeping.sweeps",
     }
 
     def __getattr__(name: str) -> object:

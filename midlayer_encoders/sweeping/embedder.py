@@ -17,7 +17,6 @@ from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
-from midlayer_encoders.processes.group import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.media_inputs import is_pil, read_audio, read_image
@@ -59,8 +58,7 @@ class Embedder:
         encoder: encoder with the whole model.
         store: where the vectors are written.
         token_budget: tokens per batch, or ``"auto"`` for the fastest size on the device.
-        stage: counts the texts that this process embeds.
-        group: the processes that share the batches.
+        stage: counts the texts that are embedded.
         planning: receives a report while batches are planned.
     """
 
@@ -68,7 +66,6 @@ class Embedder:
     store: EmbeddingStore
     token_budget: TokenBudget = "auto"
     stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
-    group: Group = field(default_factory=Group)
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
 
     @cached_property
@@ -79,20 +76,17 @@ class Embedder:
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Embed the items whose keys are not stored.
 
-        Batches are planned once and the plan is saved next to the store, so that a resumed run, or one shared among
-        processes, computes the same batches and therefore the same vectors.
+        Batches are planned once and the plan is saved next to the store, so that a resumed run computes the same
+        batches and therefore the same vectors.
         """
         distinct: dict[str, Any] = dict(zip(keys, items, strict=True))
         # The second round plans anew, in case shards were removed or damaged since the plan was made.
         for make_plan in (self._saved_plan, self._plan):
-            # The processes must agree on the batches, so an item that one of them lacks is embedded again.
-            missing = set[int]().union(*self.group.share(lambda: self.store.missing(list(distinct)), inside=True))
+            missing = set(self.store.missing(list(distinct)))
             if not missing:
                 return
             self.planning.step(0)
-            batches = self.group.first(partial(make_plan, distinct, missing, prompt), inside=True)
-            self.group.share(partial(self._embed, distinct, missing, batches, prompt), inside=True)
-            self.store.refresh()
+            self.embed(distinct, missing, make_plan(distinct, missing, prompt), prompt)
 
     def _plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
         positions = sorted(missing)
@@ -104,7 +98,7 @@ class Embedder:
 
     def _saved_plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
         """Return the saved batches of these items, or plan and save them."""
-        # On a GPU the automatic budget can change between runs and processes; the plan must not.
+        # On a GPU the automatic budget can change between runs; the plan must not.
         budget = self.token_budget if self.encoder.device.type == "cuda" else self.tokens
         digest = content_digest("".join((*items, str(budget))), 12)
         path = self.store.folder / "plans" / f"{digest}.json"
@@ -113,10 +107,10 @@ class Embedder:
             write_file_once(path, json.dumps(self._plan(items, missing, prompt)).encode())
         return batches
 
-    def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
-        """Embed this process's share of the incomplete batches, and store the missing items."""
+    def embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
+        """Embed the batches that have a missing item, and store those items."""
         reader = self.encoder.vector_reader(self.store.layers, prompt=prompt)
-        batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
+        batches = [batch for batch in batches if missing.intersection(batch)]
         self.stage.expect(sum(map(len, batches)))
         contents = list(items.values())
         with Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:

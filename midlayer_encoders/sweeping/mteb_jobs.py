@@ -36,14 +36,13 @@ from midlayer_encoders._isolation import isolated_random, quiet_loggers
 from midlayer_encoders._types import EncoderSpec, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
-from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
+from midlayer_encoders.errors import FATAL, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.models.hub import offline_cause
-from midlayer_encoders.processes.group import FATAL
-from midlayer_encoders.processes.pool import ProcessPool
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
+from midlayer_encoders.sweeping.process_pool import ProcessPool
 from midlayer_encoders.sweeping.store import TextNotStoredError
 from midlayer_encoders.tasks.mteb_internals import listed_texts, prompt_name
 from midlayer_encoders.tasks.samples import whole_name
@@ -202,7 +201,7 @@ class Score:
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
-    """Score one layer on a new task object; only errors of the disk, the folder or other processes are raised.
+    """Score one layer on a new task object; only errors of the disk or the folder are raised.
 
     If mteb's result file exists, its score is returned.
     """

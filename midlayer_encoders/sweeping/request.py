@@ -41,13 +41,11 @@ class SweepSettings:
         scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, with the same results as
             mteb; mteb then confirms the best layer, the second best and the last, in rows of the kind ``"confirmed"``,
             and scores unusual tasks. ``"mteb"`` scores every layer with mteb.
-        workers: processes that score layers with mteb; by default one per core, shared by ``devices``.
+        workers: processes that score layers with mteb; by default one per core.
         metric_texts: number of the tasks' texts to compute metrics on, chosen by their content.
         views: number of views per text for LiDAR.
         store_dtype: ``"float32"``, or ``"float16"`` to halve the space on disk (``--half`` on the command line).
         token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
-        devices: processes on this machine that share the work, on Lightning Fabric.
-        num_nodes: number of machines that share the work.
     """
 
     scoring: Scoring = "together"
@@ -56,11 +54,9 @@ class SweepSettings:
     views: int = 16
     store_dtype: StoreDtype = "float32"
     token_budget: TokenBudget = "auto"
-    devices: int = 1
-    num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        for name, unit in {"metric_texts": "texts", "views": "", "devices": "", "num_nodes": ""}.items():
+        for name, unit in {"metric_texts": "texts", "views": ""}.items():
             setattr(self, name, validation.check_count(name, getattr(self, name), unit))
         if self.workers is not None:
             self.workers = validation.check_count("workers", self.workers, "processes")
@@ -72,7 +68,7 @@ class SweepSettings:
 class Sweep:
     """A request of a sweep: the arguments of :func:`~midlayer_encoders.sweep`, validated once, without torch.
 
-    The tasks are read when :attr:`sources` is first used. Jobs of a cluster carry the request as it is.
+    The tasks are read when :attr:`sources` is first used. Units of an executor carry the request as it is.
     """
 
     def __init__(
@@ -92,6 +88,7 @@ class Sweep:
         baselines: bool = True,
         out: Path | str | None = None,
         store: Path | str | None = None,
+        executor: Any = None,
         progress: Progress | None = None,
         settings: SweepSettings | None = None,
         **options: Unpack[EncoderKeywords],
@@ -115,8 +112,10 @@ class Sweep:
             check_output_folder(self.out)
         validation.check_path("store", store)
         self.store = store
+        self.executor = executor
         validation.check_progress(progress)
         self.progress = progress
+        self.center_texts: list[str] | None = None  # of the tasks, once they are read
         self.settings = settings or SweepSettings()
         if self.has_metrics:
             metric_names(metrics)  # rejects an unknown name before a task runs

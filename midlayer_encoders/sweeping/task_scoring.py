@@ -18,9 +18,8 @@ from mteb.results import TaskResult
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
-from midlayer_encoders.errors import error_summary
+from midlayer_encoders.errors import FATAL, error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
-from midlayer_encoders.processes.group import FATAL, Group
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression
@@ -50,12 +49,12 @@ def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
 
 @dataclass(frozen=True)
 class TaskScorer:
-    """Scores the layers of tasks, shared among the processes of the embedder's group.
+    """Scores the layers of tasks.
 
     Attributes:
         embedder: embeds texts that are not stored.
         folder: where the scores of all layers at once are saved, apart from mteb's; ``None`` if mteb scores everything.
-        baselines: scored by the first process.
+        baselines: scored on the same tasks.
         workers: processes that score layers with mteb.
         scoring: counts layers.
         confirming: counts layers that mteb scores once more.
@@ -67,11 +66,6 @@ class TaskScorer:
     workers: int
     scoring: Stage
     confirming: Stage
-
-    @property
-    def group(self) -> Group:
-        """The processes that share the work."""
-        return self.embedder.group
 
     def _cores_free(self) -> bool:
         """Return True if the cores are idle while texts are embedded."""
@@ -93,7 +87,7 @@ class TaskScorer:
         if self.folder is not None and not all(_saved_files(self.folder, jobs[0].task.name) for jobs in jobs_by_task):
             workers.start()
         futures: list[Future[Score]] = []
-        in_background = self._cores_free() and self.group.world == 1 and workers.count > 1
+        in_background = self._cores_free() and workers.count > 1
         try:
             for jobs in jobs_by_task:
                 planning.step(0)  # loading a task's data may take longer than everything else
@@ -106,7 +100,7 @@ class TaskScorer:
                     continue
                 methods[name] = TOGETHER
                 scores += task_scores
-                scores += self._run_shared(tied, self.scoring, workers) if tied else []
+                scores += self._run(tied, self.scoring, workers) if tied else []
                 if _TOKENS in others:
                     tokens[name] = others.pop(_TOKENS)[0]
                 baselines[name] = others
@@ -134,7 +128,7 @@ class TaskScorer:
         stages = self.embedder.planning, self.scoring
         before = [stage.done for stage in stages]
         try:
-            reason = self.group.share(lambda: scores_together(jobs[0].task.make()))[0]
+            reason = scores_together(jobs[0].task.make())
             if reason is not None:
                 return [], reason, {}
             scores, others = self._score_together(jobs, self.folder)
@@ -149,9 +143,7 @@ class TaskScorer:
     def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, list[float]]]:
         """Return the scores of the jobs of a task, score and resamples of each baseline, and the tokens per text."""
         first = jobs[0]
-        saved = self.group.share(partial(_saved_scores, folder, first))
-        header = saved[self.group.rank][0]
-        values = dict(item for _, scores in saved for item in scores.items())
+        header, values = _saved_scores(folder, first)
         missing = [job for job in jobs if _identity(job) not in values]
         self.scoring.step(len(jobs) - len(missing))
         baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
@@ -159,38 +151,27 @@ class TaskScorer:
         if self.embedder.encoder.media == ["text"]:
             others[_TOKENS] = _TOKENS
 
-        def compute() -> dict[str, list[float]]:
-            """Compute, save and return this process's share of the missing scores."""
+        if missing or not set(others) <= set(values):
             calls: list[Sequence[str]] | None = None if jobs[-1].encoder.compression == Compression() else []
-            recorded, tokens = self._record(first, calls)  # also embeds this process's share of the texts
+            recorded, mean_tokens = self._record(first, calls)  # also embeds the texts
             self.embedder.planning.step()
-            new: dict[str, list[float]] = {}
-            for compression, group in groupby(self.group.part(missing), key=lambda job: job.encoder.compression):
+            for compression, group in groupby(missing, key=lambda job: job.encoder.compression):
                 by_layer = {job.layer: job for job in group}
                 read: Read = first.encoder.store.read
                 if calls is not None:
                     read = CompressedRows(read, calls, compression).read_rows
-                scores = self._main_scores(first, recorded, list(by_layer), read, self.scoring)
-                new |= {_identity(by_layer[layer]): value for layer, value in scores.items()}
-            if self.group.rank == 0:
-                new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
-                new |= {_TOKENS: [tokens]} if _TOKENS in others else {}
-            if new:
-                numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in (values | new).items()}
-                content = sealed({"of": header, "scores": numbers})
-                write_file(folder / f"{header['task']}.{self.group.rank}.json", content)
-            return new
-
-        if missing or not set(others) <= set(values):
-            for new in self.group.share(compute):
-                values |= new
-            self.scoring.step(len(missing) - len(self.group.part(missing)))
+                computed = self._main_scores(first, recorded, list(by_layer), read, self.scoring)
+                values |= {_identity(by_layer[layer]): value for layer, value in computed.items()}
+            values |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
+            values |= {_TOKENS: [mean_tokens]} if _TOKENS in others else {}
+            numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in values.items()}
+            write_file(folder / f"{header['task']}.0.json", sealed({"of": header, "scores": numbers}))
         else:
             self.embedder.planning.step()
-        scores, computed = [], set(map(_identity, missing))
+        scores, new = [], set(map(_identity, missing))
         for job in jobs:
             score, *resampled = values[_identity(job)]
-            kept = _identity(job) not in computed
+            kept = _identity(job) not in new
             scores.append(job.score(header["main_score"], score, resampled=resampled, kept=kept))
         return scores, {name: values[key] for key, name in others.items()}
 
@@ -258,44 +239,31 @@ class TaskScorer:
 
     def _score_with_mteb(self, jobs: Sequence[Job]) -> list[Score]:
         """Score the layers one by one: the first embeds the texts, the others run in workers."""
-        first = self._run_everywhere(jobs[0])
+        first = run_job(jobs[0], self.embedder)
         self.embedder.planning.step()
         self.scoring.step()
         if first.error is not None:
             return [first]
-        workers = Workers(self.workers, len(self.group.part(jobs[1:])))
-        return [first, *self._run_shared(jobs[1:], self.scoring, workers)]
+        return [first, *self._run(jobs[1:], self.scoring, Workers(self.workers, len(jobs) - 1))]
 
     def _confirm(self, jobs: Sequence[Job], workers: Workers, futures: Sequence[Future[Score]]) -> list[Score]:
         """Score some layers of all tasks with mteb, or wait for the scores that are under way."""
         if not jobs:
             return []
         self.confirming.expect(len(jobs))
-        return self._run_shared(jobs, self.confirming, workers, futures)
+        return self._run(jobs, self.confirming, workers, futures)
 
-    def _run_everywhere(self, job: Job) -> Score:
-        """Run a job in every process, since it may have to embed texts, which the processes share."""
-        scores = self.group.share(partial(run_job, job, self.embedder))
-        return next((score for score in scores if score.error is not None), scores[0])
-
-    def _run_shared(
+    def _run(
         self, jobs: Sequence[Job], stage: Stage, workers: Workers, futures: Sequence[Future[Score]] = ()
     ) -> list[Score]:
-        """Run each job in one process, on stored vectors, or wait for the futures of all jobs."""
-
-        def run() -> list[Score]:
-            scores = []
-            for score in finished_scores(futures) if futures else workers.run(self.group.part(jobs)):
-                stage.step()
-                scores.append(score)
-            return scores
-
-        parts = self.group.share(run)
-        stage.step(len(jobs) - len(parts[self.group.rank]))
-        scores = {score.place: score for part in parts for score in part}
+        """Run each job on stored vectors, or wait for the futures of all jobs."""
+        scores = {}
+        for score in finished_scores(futures) if futures else workers.run(jobs):
+            stage.step()
+            scores[score.place] = score
         for job in jobs:
             if scores[job.score().place].lacked_a_text:  # its shard was damaged or removed
-                scores[job.score().place] = self._run_everywhere(job)
+                scores[job.score().place] = run_job(job, self.embedder)
         return [scores[job.score().place] for job in jobs]
 
 

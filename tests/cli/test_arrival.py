@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder import sentence_transformers_encoder
 from midlayer_encoders.encoder.options import option_fields
-from midlayer_encoders.sweeping import units  # noqa: F401  # otherwise first imported while LayerEncoder is replaced
+from midlayer_encoders.sweeping import sweeps  # noqa: F401  # otherwise first imported while LayerEncoder is replaced
 from midlayer_encoders.sweeping.request import Sweep
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -32,6 +32,8 @@ WRITTEN = {
     ("select", "out"),
     ("board", "out"),
     ("export", "precision"),  # on the card
+    ("sweep", "executor"),  # test_passed_on.py
+    ("sweep", "executor_option"),
     ("probe", "skip_bad"),
 }
 """Options that a command uses after the call, or that need a hub or unreadable files."""
@@ -56,6 +58,7 @@ VALUES: dict[str, str] = {
     "matryoshka": "8,4", "target": "vllm", "texts": "OTHER", "data": "OTHER", "test": "OTHER", "pairs": "OTHER",
     "labels": "LABELS", "out": "ANOTHER", "store": "ANOTHER", "reference": "ANOTHER",
     "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
+    "executor": "processes", "executor_option": "count=7",
     "revision": "abc", "pooling": "max", "dtype": "bfloat16", "device": "cuda", "device_map": "auto",
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",
     "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
@@ -64,6 +67,7 @@ VALUES: dict[str, str] = {
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "int8": ["--for", "gguf"],
+    "executor_option": ["--executor", "processes"],
     "default_prompt_name": ["--prompt", "ask=q: "], "drop_empty": ["--text-column", "gaps"],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import pytest
 from midlayer_encoders import EncoderOptions
 from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder.options import option_fields
+from midlayer_encoders.extras import scaling
 from midlayer_encoders.recipes import recipes_of
 from midlayer_encoders.sweeping.compression import make_compressions
 from midlayer_encoders.tasks.table_files import Columns
@@ -48,10 +50,9 @@ class Case(NamedTuple):
 
 RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
-SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
     "tasks": "near.csv", "text_column": "t", "label_column": "l", "drop_empty": True, "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
-    "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
+    "half": True, "scoring": "mteb", "workers": 3,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
 SWEPT: dict[str, Any] = {
@@ -74,45 +75,44 @@ CASES = {
         [],
         {**SWEPT, "out": None, "store": None},
     ),
-    "sweep --submit": Case(
-        "sweeping.units.sweep_models",
+    "sweep --executor": Case(
+        "sweeping.sweeps.sweep_models",
         ["MODEL", "m@step1"],
-        {**SWEEP, **SMALL, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
-        [["MODEL", "m@step1"], Path("o"), "local", {"timeout_min": 7}],
-        {**SWEPT, "options": ENCODER, "out": None, "store": Path("s")},
+        {**SWEEP, **SMALL, "out": "o", "store": "s", "executor": "processes", "executor_option": "count=7"},
+        [["MODEL", "m@step1"], Path("o")],
+        {**SWEPT, "executor": ("processes", {"count": 7}), "options": ENCODER, "out": None, "store": Path("s")},
     ),
     "select": Case(
         "selection.select",
         ["MODEL"],
         {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
-         "out": "o", "text_column": "title", "drop_empty": True, "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
+         "out": "o", "text_column": "title", "drop_empty": True, "limit": 11, "max_texts": 7, "seed": 3},
         ["MODEL", TITLES[:11], (["a", None] * 6)[:11]],
-        {"rule": "last", "recipes": RECIPES, "all_rules": True, "max_texts": 7, "seed": 3, **SHARED},
+        {"rule": "last", "recipes": RECIPES, "all_rules": True, "max_texts": 7, "seed": 3},
     ),
     "embed": Case(
         "extras.vectors.embed",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1",
-         "token_budget": "64", "out": "vectors.npy", **SHARED},
+         "token_budget": "64", "out": "vectors.npy"},
         ["MODEL", TITLES[:5], Path("vectors.npy")],
-        {"layers": [1, -1], "token_budget": 64, **SHARED},
+        {"layers": [1, -1], "token_budget": 64},
     ),
-    "embed --ray": Case(
-        "extras.vectors.ray.embed_parquet",
+    "embed --executor": Case(
+        "extras.vectors.embed",
         ["MODEL"],
-        {"texts": "rows.parquet", "text_column": "title", "limit": 5, "layers": "1,-1", "token_budget": "64",
-         "ray": True, "concurrency": 3, "batch_size": 9, "out": "vectors"},
-        ["MODEL", Path("rows.parquet"), Path("vectors")],
-        {"layers": [1, -1], "token_budget": 64, "text_column": "title", "limit": 5, "concurrency": 3,
-         "batch_size": 9, **ENCODER},
+        {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "out": "vectors.npy",
+         "executor": "processes", "executor_option": "count=7"},
+        ["MODEL", TITLES[:5], Path("vectors.npy")],
+        {"layers": "all", "token_budget": "auto", "executor": ("processes", {"count": 7}), **ENCODER},
     ),
     "metrics": Case(
         "measure",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1", "metrics": "lidar,dime",
-         "seed": 3, "out": "o", **SHARED},
+         "seed": 3, "out": "o"},
         ["MODEL", TITLES[:5]],
-        {"metrics": ["lidar", "dime"], "layers": [1, -1], "seed": 3, "dataset": "rows", **SHARED},
+        {"metrics": ["lidar", "dime"], "layers": [1, -1], "seed": 3, "dataset": "rows"},
     ),
     "compare": Case(
         "comparing.compare",
@@ -127,10 +127,10 @@ CASES = {
         "comparing.progression",
         ["m"],
         {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
-         "revisions": "step1, step2", "seed": 3, "out": "o", "submit": "slurm", "submit_option": "mem_gb=7", **SHARED},
+         "revisions": "step1, step2", "seed": 3, "out": "o", "executor": "slurm", "executor_option": "mem_gb=7"},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
-         "dataset": "rows", "out": Path("o"), "norm": "none", "executor": "slurm", "parameters": {"mem_gb": 7}, **SHARED,
+         "dataset": "rows", "out": Path("o"), "norm": "none", "executor": ("slurm", {"mem_gb": 7}),
          **ENCODER},
     ),
     "tune": Case(
@@ -187,6 +187,7 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(_arguments, "load_model", load)
     for check in ("read_rows", "read_training_texts", "scored_tasks"):  # the files and tasks do not exist
         monkeypatch.setattr(f"midlayer_encoders.tasks.training_rows.{check}", lambda *_, **__: Mock())
+    monkeypatch.setattr(scaling, "open_executor", lambda name, _, options: nullcontext((name, options)))
     name = command.split()[0]
     with pytest.raises(RecordedError) as call:
         run(name, *case.models, *option_flags(case.flags | ENCODER))
@@ -194,7 +195,8 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     if name == "sweep":
         keywords = vars(arguments.pop(0))
     assert arguments == case.arguments
-    keywords = {key: value for key, value in keywords.items() if key not in ("progress", "sources")}
+    left_out = {"progress", "sources", "center_texts", *(["executor"] if keywords.get("executor") is None else [])}
+    keywords = {key: value for key, value in keywords.items() if key not in left_out}
     assert set(keywords) == set(case.keywords)
     for key, expected in case.keywords.items():
         actual = keywords[key]

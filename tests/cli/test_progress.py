@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import sweeping
 from midlayer_encoders.cli import _progress, app
 from midlayer_encoders.cli._app import with_flags
-from midlayer_encoders.cli._progress import is_first_process, show_progress, show_waiting, silence
+from midlayer_encoders.cli._progress import show_progress, show_waiting
 from midlayer_encoders.cli.sweep import STAGES
 
 
@@ -207,34 +207,3 @@ def test_reading_and_planning_are_stages_of_a_sweep(
     with show_progress(STAGES) as progress:
         sweeping.sweep(model, tasks, out=tmp_path / "bars", device="cpu", progress=progress)
     assert "tasks planned" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("environment", "first"),
-    [
-        ({}, True),
-        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "3"}, True),  # torchrun inside a job of SLURM
-        ({"RANK": "4", "LOCAL_RANK": "0"}, False),
-        ({"SLURM_PROCID": "2"}, False),
-        ({"SLURM_PROCID": "0", "NODE_RANK": "0", "LOCAL_RANK": "1"}, False),  # Fabric inside a job of SLURM
-        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),
-        ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, True),
-        ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, False),
-    ],
-)
-def test_first_process_is_detected(environment: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert is_first_process() is first
-
-
-def test_only_the_first_of_several_processes_shows_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(_progress, "_mode", None)
-    silence()
-    with show_waiting("loading", "Loading"):
-        pass
-    assert error_lines(capsys) == []

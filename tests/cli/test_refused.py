@@ -152,7 +152,7 @@ REFUSED_EARLY = {
     "compare a b --texts texts.txt --metrics cka": "`metrics` must be one of",
     "compare a b --texts texts.txt --resamples 1": "`resamples` must be",
     "progression a --texts texts.txt --metrics entropyy": "Did you mean 'prompt_entropy'",
-    "progression a --texts texts.txt --submit-option a": "needs `--submit",
+    "progression a --texts texts.txt --executor-option a=1": "`--executor-option` needs `--executor`",
     "probe built-in --data nowhere": "does not exist",
     "probe built-in --data faulty.csv": "line 2: `text` must be",
     "probe built-in --data tasks.csv --epochs 0": "`epochs` must be",

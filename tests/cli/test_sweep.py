@@ -17,7 +17,7 @@ from midlayer_encoders import sweep
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
-from midlayer_encoders.sweeping import SweepResult, SweepSettings, layer_sweep, units
+from midlayer_encoders.sweeping import SweepResult, SweepSettings, layer_sweep, sweeps
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.request import Sweep
 from tests.cli.calls import check_every_option, run, tables
@@ -44,20 +44,6 @@ def tasks(tmp_path: Path) -> dict[str, str]:
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         result[name] = str(tmp_path / f"{name}.jsonl")
     return result
-
-
-def test_task_of_srun_without_devices_is_refused_before_it_reads_tasks(
-    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two tasks would write to the same folder."""
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    result = CliRunner().invoke(
-        app, ["sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--out", str(tmp_path / "out")]
-    )
-    assert isinstance(result.exception, OptionError)
-    assert "--devices 2 --num-nodes 1" in str(result.exception)
-    assert "Reading the tasks" not in result.output
-    assert not (tmp_path / "out").exists()
 
 
 def check_table(output: str, result: SweepResult) -> None:
@@ -125,17 +111,16 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
     check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, check_each=False)
 
 
-def test_processes_reach_the_sweep(
+def test_workers_reach_the_sweep(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls are recorded, not run: several processes and a real model take minutes."""
+    """The calls are recorded, not run: a real model takes minutes."""
     reports: list[Sweep] = []
     result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
     monkeypatch.setattr(layer_sweep, "run_sweep", lambda request: reports.append(request) or result)
-    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
-    settings = reports[0].settings
-    assert (settings.workers, settings.devices, settings.num_nodes) == (3, 2, 4)
+    assert reports[0].settings.workers == 3
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     assert reports[1].settings == SweepSettings()
     assert [getattr(reports[1], name) for name in ("metrics", "layers", "out", "store")] == [
@@ -281,7 +266,7 @@ def test_several_models_continue_in_a_folder_that_holds_theirs(
     def stop(*_: object) -> None:
         raise OptionError("enough")
 
-    monkeypatch.setattr(units, "sweep_models", stop)
+    monkeypatch.setattr(sweeps, "sweep_models", stop)
     (tmp_path / "runs" / "a").mkdir(parents=True)
     command = ["sweep", "a", "b", "--tasks", tasks["near"], "--out", str(tmp_path / "runs")]
     assert str(CliRunner().invoke(app, command).exception) == "enough"

@@ -17,12 +17,9 @@ from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.processes import cluster
-from midlayer_encoders.processes.group import Group
 from tests.families import DEPTH
-from tests.sweeping.test_units import Jobs
+from tests.scaling.jobs import Jobs
 from tests.tiny_folders import TEXTS, save_tiny
-from tests.two_processes import in_two_processes
 
 METRICS = ["curvature", "dataset_entropy", "infonce"]
 
@@ -260,42 +257,10 @@ def test_revisions_on_the_hub_are_read_from_its_cache(run: Path, tmp_path: Path)
     assert set(pl.read_csv(tmp_path / "compared" / "differences.csv")["model"]) == {"some/model@step2"}
 
 
-@pytest.mark.parametrize("broken", [None, "checkpoint-2"])
-def test_two_processes_measure_the_steps_of_one(
-    broken: str | None,
-    run: Path,
-    done: ProgressionResult,
-    tmp_path: Path,
-    unsaved: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = shutil.copytree(run, tmp_path / run.name)
-    expected = done.frame
-    if broken is not None:
-        (folder / broken / "model.safetensors").write_bytes(b"no weights")
-        expected = expected.filter(pl.col("revision") != "step2")
-    measured: dict[int, int] = {0: 0, 1: 0}
-
-    def in_one(group: Group) -> ProgressionResult:
-        def report(*_: object) -> None:
-            measured[group.rank] += 1
-
-        return progress(folder, out=tmp_path / "out", devices=2, progress=report)
-
-    for result in in_two_processes(monkeypatch, in_one):
-        assert isinstance(result, ProgressionResult), result
-        assert result.frame.equals(expected)
-        assert list(result.failures) == ([] if broken is None else [broken])
-    assert len(list((tmp_path / "out/steps").glob("*.parquet"))) == (3 if broken is None else 2)
-    assert measured[0]
-    assert not measured[1]
-
-
 @pytest.mark.long
 def test_jobs_measure_the_steps_of_one_process(
     run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     reports: list[tuple[str, int, int]] = []
     jobs = Jobs(lost=[1])
@@ -316,26 +281,24 @@ def test_jobs_measure_the_steps_of_one_process(
 def test_failed_and_lost_jobs_are_failures(
     run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     folder = shutil.copytree(run, tmp_path / run.name)
     (folder / "checkpoint-2/model.safetensors").write_bytes(b"no weights")
     alone = progress(folder, out=tmp_path / "one")
     result = progress(folder, out=tmp_path / "jobs", executor=Jobs())
     assert result.frame.equals(alone.frame)
     assert result.failures == alone.failures
-    lost = progress(folder, out=tmp_path / "lost", executor=Jobs(lost=[2, 3]), attempts=2)
-    assert lost.failures["checkpoint-16"] == "it ended 2 times without a result; its log is log.err."
+    lost = progress(folder, out=tmp_path / "lost", executor=Jobs(lost=[2, 3, 4]))
+    assert lost.failures["checkpoint-16"].startswith("its process ended 3 times without a result: BrokenExecutor")
     assert set(lost.frame["revision"]) == {"step1"}
-    with pytest.raises(MidlayerError, match=r"No revision could be measured\. step1: it ended 1 times"):
-        progress(folder, out=tmp_path / "none", executor=Jobs(lost=range(9)), attempts=1)
+    with pytest.raises(MidlayerError, match=r"No revision could be measured\. step1: its process ended 3 times"):
+        progress(folder, out=tmp_path / "none", executor=Jobs(lost=range(9)))
 
 
 def test_wrong_arguments_of_jobs_are_refused(run: Path, tmp_path: Path) -> None:
     cases: dict[str, dict[str, object]] = {
-        "`out` must be a folder with an executor": {"executor": "local"},
-        "`devices` and `num_nodes` must be 1": {"executor": "local", "devices": 2, "out": tmp_path},
-        "`attempts` has no effect without an executor": {"attempts": 2},
-        "`executor` must be one of 'slurm', 'local'": {"executor": "pbs", "out": tmp_path / "out"},
+        "`out` must be a folder with an executor": {"executor": Jobs()},
+        "`executor` must be an object with `submit`": {"executor": "slurm", "out": tmp_path / "out"},
+        "`executor` must have a method `submit`": {"executor": 3, "out": tmp_path / "out"},
     }
     for message, options in cases.items():
         with pytest.raises(OptionError, match=message):

@@ -15,11 +15,8 @@ NOT_RUN = {
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
     r"python -m benchmarks\.(?!paper )": "a benchmark: it needs data that is not in the repository, or a GPU",
     r"midlayer export .*--for onnx\b": "needs an engine; tests/export runs it under make test-extras FOR=engines",
-    r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
-    r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
-    r"midlayer embed .*--ray\b": "needs Ray; tests/vectors/test_ray.py runs it under make test-extras FOR=ray",
+    r"midlayer \w+ .*--executor\b": "needs a cluster; tests/scaling does, under make test-extras FOR=scale",
     r"python -m venv\b\b": "would change the machine",
-    r"(torchrun|srun|sbatch)\b": "starts processes; tests/test_processes.py does",
     r"(llama-server|vllm|ollama|echo)\b": "another program",
     r"midlayer demo\b": "minutes",
 }

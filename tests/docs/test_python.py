@@ -22,8 +22,8 @@ NOT_RUN = {
     ("docs/media.md", "CIFAR10"): "mteb would fetch the images",
     ("docs/media.md", "from_module"): "modules that a reader has; tests/encoder/test_media_exact.py makes some",
     ("docs/export.md", ""): "needs an engine or the hub; tests/export runs them under make test-extras FOR=engines",
-    ("docs/ray.md", "vectors.ray"): "needs Ray; tests/vectors/test_ray.py does it under make test-extras FOR=ray",
-    ("docs/scale.md", "executor="): "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
+    ("docs/scale.md", "import ray"): "needs Ray; tests/scaling does it under make test-extras FOR=scale",
+    ("docs/scale.md", "executor="): "starts processes; tests/scaling does",
     ("docs/distill.md", ""): "minutes; tests/tuning/test_distill.py distills, and test_commands.py runs the command",
     (
         "docs/embedding_model.md",

@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "compare": ("texts", "metrics", "layers", "views", "seed", "resamples", "confidence", "dataset", "out", "progress"),
     "sweep": (
         "tasks", "layers", "metrics", "metric_texts", "views", "out", "store", "store_dtype", "workers", "token_budget",
-        "baselines", "devices", "num_nodes", "progress",
+        "baselines", "executor", "progress",
     ),
 }  # fmt: skip
 NEAR = (

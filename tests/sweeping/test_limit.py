@@ -13,15 +13,14 @@ from polars.testing import assert_frame_equal
 from midlayer_encoders import LayerEncoder, board, sweep_many
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.processes import cluster
+from midlayer_encoders.extras.scaling.sweep_units import _units
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.request import Sweep
-from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks.sources import SampledSource, task_sources
 from tests.others_warnings import MTEB
+from tests.scaling.jobs import Jobs
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep
-from tests.sweeping.test_units import Jobs
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
@@ -147,12 +146,12 @@ def test_a_sample_has_the_prompt_of_its_task(tiny_folder: Folder) -> None:
 
 @pytest.mark.long
 def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     model = tiny_folder("BERT")
     out = tmp_path / "out"
     requests = [Sweep(model, path, out=out, limit=limit) for limit in (None, 12, 24)]
-    assert len({Unit(request, request.sources[0]).outcome for request in requests}) == 3
+    identities = [{unit.identity for unit in _units("m", request)} for request in requests]
+    assert not set.intersection(*identities)
     arguments: dict[str, Any] = {"layers": [1, 3], "limit": 12, "baselines": False, "device": "cpu"}
     expected = sweep(model, path, out=tmp_path / "one", **arguments)
     (result,) = sweep_many([model], str(path), out=tmp_path / "many", executor=Jobs(), **arguments).values()

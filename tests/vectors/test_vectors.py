@@ -43,7 +43,7 @@ def test_file_holds_the_vectors_of_the_encoder_and_their_description(
     suffix: str, encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "_BLOCK_BYTES", 2 * 3 * 4 * 32)  # two inputs at a time
-    monkeypatch.setattr(embedding, "_CHUNK", 3)  # so that a chunk ends within a block
+    monkeypatch.setattr(embedding, "CHUNK", 3)  # so that a chunk ends within a block
     recorded: list[tuple[str, int, int]] = []
     out = tmp_path / f"vectors{suffix}"
     result = embed(

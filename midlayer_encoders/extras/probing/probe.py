@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from midlayer_encoders.extras.probing.examples import Split, split_examples
 from midlayer_encoders.extras.probing.probe_result import ProbeResult
 from midlayer_encoders.extras.probing.token_states import LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.metrics.label_accuracy import class_numbers, label_list
-from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 
@@ -131,8 +130,6 @@ def probe(
     test_labels: Sequence[Hashable] = (),
     settings: ProbeSettings | None = None,
     dataset: str = "examples",
-    devices: int = 1,
-    num_nodes: int = 1,
     progress: Progress | None = None,
 ) -> ProbeResult:
     """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
@@ -151,10 +148,7 @@ def probe(
         test_labels: their classes.
         settings: of the training, see :class:`~midlayer_encoders.extras.probing.ProbeSettings`.
         dataset: name of the examples in the result.
-        devices: processes on this machine that share the reading of the examples, on Lightning Fabric; the first one
-            trains, and also reads tokens that need more than ``keep_gb``. The result equals one process's.
-        num_nodes: number of machines that share the reading.
-        progress: called by the first process with the stages ``"reading"`` and ``"training"``.
+        progress: called with the stages ``"reading"`` and ``"training"``.
     """
     validation.check_fork()
     validation.check_choice("kind", kind, PROBE_KINDS)
@@ -170,42 +164,35 @@ def probe(
     examples, all_labels = _labeled_examples(inputs, labels, test_inputs, test_labels)
     classes, names = class_numbers(all_labels)
     split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
-    group = share_model(encoder, devices, num_nodes)
-    progress = group.progress(progress)
     reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False)
     live = LiveTokens(reader, examples)
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
 
-    def run() -> ProbeResult | None:
-        source: TokenSource
-        if kind == "attentive":
-            source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress, group=group)
-        else:
-            source = read_vectors(live, batches, progress=progress, group=group)
-        if not group.is_first:
-            return None
-        right, best_accuracy, best_epochs = probe_tokens(
-            source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
-        )
-        spec = encoder.spec
-        return ProbeResult(
-            model=spec.model,
-            revision=spec.revision or "default",
-            num_layers=spec.num_layers,
-            layers=tuple(reader.layers),
-            kind=kind,
-            dataset=dataset,
-            classes=names,
-            right=right,
-            validation=best_accuracy,
-            epochs=best_epochs,
-            chance=float(classes[split.test].bincount().max()) / len(split.test),
-            num_train=len(split.train),
-            source=encoder.source,
-            options=None if encoder.in_memory or encoder.tower_layers else encoder.options,
-        )
-
-    return cast(ProbeResult, group.share(run)[0])
+    source: TokenSource
+    if kind == "attentive":
+        source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
+    else:
+        source = read_vectors(live, batches, progress=progress)
+    right, best_accuracy, best_epochs = probe_tokens(
+        source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
+    )
+    spec = encoder.spec
+    return ProbeResult(
+        model=spec.model,
+        revision=spec.revision or "default",
+        num_layers=spec.num_layers,
+        layers=tuple(reader.layers),
+        kind=kind,
+        dataset=dataset,
+        classes=names,
+        right=right,
+        validation=best_accuracy,
+        epochs=best_epochs,
+        chance=float(classes[split.test].bincount().max()) / len(split.test),
+        num_train=len(split.train),
+        source=encoder.source,
+        options=None if encoder.in_memory or encoder.tower_layers else encoder.options,
+    )
 
 
 def _labeled_examples(

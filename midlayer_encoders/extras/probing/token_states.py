@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import NotFiniteError
-from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import LayerReader
 
@@ -93,23 +92,18 @@ TokenSource: TypeAlias = CachedTokens | LiveTokens
 _Part: TypeAlias = tuple[Sequence[int], Tensor, Tensor]
 
 
-def _half_tokens(live: LiveTokens, positions: Sequence[int], *, on_cpu: bool) -> _Part:
+def _half_tokens(live: LiveTokens, positions: Sequence[int]) -> _Part:
     """Return the tokens of a batch without the padding of all its examples."""
     states, mask = live.batch(torch.tensor(positions))
     places = mask.any(dim=0).nonzero()
     length = int(places[-1]) + 1 if len(places) else 1  # Whisper pads every waveform to 30 s
     mask = mask[:, :length]
     states = states[:, :, :length].masked_fill(~mask[None, :, :, None], 0.0).to(torch.float16)
-    return (positions, states.cpu(), mask.cpu()) if on_cpu else (positions, states, mask)
+    return positions, states, mask
 
 
 def read_tokens(
-    live: LiveTokens,
-    batches: Sequence[Sequence[int]],
-    *,
-    keep_gb: float,
-    progress: Progress | None = None,
-    group: Group = ALONE,
+    live: LiveTokens, batches: Sequence[Sequence[int]], *, keep_gb: float, progress: Progress | None = None
 ) -> TokenSource:
     """Return the tokens of all examples, cached in half precision if they need at most ``keep_gb``, else ``live``.
 
@@ -120,37 +114,28 @@ def read_tokens(
         batches: positions of all examples, such as :func:`~midlayer_encoders.reading.batches.batches_of` returns.
         keep_gb: memory limit.
         progress: called after each batch, with the stage ``"reading"``.
-        group: processes that share the batches; only the first one returns all tokens.
     """
     count = len(live.inputs)
     stage = Stage(progress, "reading", count)
-    parts = map(partial(_half_tokens, live, on_cpu=group.world > 1), group.part(batches))
-    first: list[_Part] = []
-
-    def fits() -> bool:
-        first.extend(islice(parts, 1))
-        layers, _, length, width = first[0][1].shape
-        return 2 * layers * count * length * width <= 1e9 * keep_gb
-
-    if not group.first(fits, inside=True):
+    parts = map(partial(_half_tokens, live), batches)
+    first = next(parts)
+    layers, _, length, width = first[1].shape
+    if 2 * layers * count * length * width > 1e9 * keep_gb:
         return live
     cached_states = torch.empty(0)
     cached_mask = torch.empty(0)
-    for positions, states, mask in group.in_order(chain(first, parts)):
+    for positions, states, mask in chain([first], parts):
         layers, _, length, width = states.shape
         if not cached_mask.numel():
-            device = live.device if group.world > 1 else states.device
-            cached_states = torch.zeros(layers, count, length, width, dtype=torch.float16, device=device)
-            cached_mask = torch.zeros(count, length, dtype=torch.bool, device=device)
+            cached_states = states.new_zeros(layers, count, length, width)
+            cached_mask = mask.new_zeros(count, length)
         if (extra := length - cached_mask.shape[1]) > 0:
             cached_states = pad(cached_states, (0, 0, 0, extra))
             cached_mask = pad(cached_mask, (0, extra))
         index = torch.tensor(positions, device=cached_mask.device)
-        cached_states[:, index, :length] = states.to(cached_states.device)
-        cached_mask[index, :length] = mask.to(cached_mask.device)
+        cached_states[:, index, :length] = states
+        cached_mask[index, :length] = mask
         stage.step(len(positions))
-    if not group.is_first:
-        return live
     for layer, layer_states in zip(live.reader.layers, cached_states, strict=True):
         if not bool(layer_states.isfinite().all()):
             raise NotFiniteError(
@@ -160,13 +145,10 @@ def read_tokens(
 
 
 def read_vectors(
-    live: LiveTokens, batches: Sequence[Sequence[int]], *, progress: Progress | None = None, group: Group = ALONE
+    live: LiveTokens, batches: Sequence[Sequence[int]], *, progress: Progress | None = None
 ) -> CachedTokens:
-    """Return one token for each example: its vector, pooled as the encoder pools, in float32.
-
-    Only the first process of ``group`` returns all examples.
-    """
+    """Return one token for each example: its vector, pooled as the encoder pools, in float32."""
     stage = Stage(progress, "reading", len(live.inputs))
-    states = live.reader.vectors(live.inputs, batches, done=stage.step, group=group)[:, :, None]
+    states = live.reader.vectors(live.inputs, batches, done=stage.step)[:, :, None]
     states = states.to(live.device)
     return CachedTokens(states, torch.ones(states.shape[1], 1, dtype=torch.bool, device=states.device))

@@ -7,29 +7,26 @@ block, not memory-mapped: on a full disk a mapped file kills the process, while 
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
-from midlayer_encoders.arguments import TokenBudget, check_budget, check_out
-from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.encoder.whole_model import load_shared
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import atomic_write, check_links, write_file
-from midlayer_encoders.processes.group import Group
+from midlayer_encoders.files import atomic_write, check_links, folder_lock, write_file
 from midlayer_encoders.reading.media_inputs import check_taken, medium_of, read_image
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, open_store, store_key
 from midlayer_encoders.sweeping.store import EmbeddingStore
-from midlayer_encoders.validation import check_list, check_progress, check_texts
+from midlayer_encoders.validation import check_texts
 
-_CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
+CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length")
 
@@ -37,73 +34,16 @@ _SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "
 Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
 
 
-def embed(
-    model: str | LayerEncoder,
-    inputs: Sequence[Any],
-    out: Path | str,
-    *,
-    layers: Sequence[Layer] | str = "all",
-    prompt_name: str | None = None,
-    prompt: str | None = None,
-    token_budget: TokenBudget = "auto",
-    devices: int = 1,
-    num_nodes: int = 1,
-    progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
-) -> Path:
-    """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
-
-    Vectors are first stored in ``<out>.part``, so that the same call resumes after an interruption. The folder is
-    removed when the file is complete; until then the disk holds the vectors twice.
-
-    Args:
-        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
-        inputs: texts, or images or audio for a model that takes them.
-        out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``.
-            Its parent folder must exist.
-        layers: ``"all"``, or some layers; they are written in ascending order.
-        prompt_name: name of the encoder's prompt for each text; its default prompt by default.
-        prompt: text of the prompt.
-        token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
-        devices: processes on this machine that share the inputs; the first one writes the file, which is that of one
-            process, to the bit if the batches are the same (on a CPU, or with ``token_budget``).
-        num_nodes: number of machines that share the inputs; ``out`` is then on a disk that all of them can write to.
-        progress: called by the first process with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors).
-        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
-            match its own.
-    """
-    budget = check_budget(token_budget)
-    check_progress(progress)
-    path = check_out(out)
-    items = check_list("inputs", inputs, "inputs")
-    encoder, group = load_shared(model, options, devices, num_nodes)
-    text = encoder.prompt_text(prompt_name, prompt, items)
-    run = _EmbedRun(encoder, items, path, layers, text, group.progress(progress), group)
-    part = path.with_name(f"{path.name}.part")
-    if part.is_symlink():
-        raise OptionError(
-            f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
-        )
-    check_links(part, [part])
-    with group.lock(part):
-        group.share(lambda: run.embed_and_write(part, budget))
-        if group.is_first:
-            shutil.rmtree(part, ignore_errors=True)
-    return path
-
-
 @dataclass
 class _FixedTotal(Stage):
-    """A stage with a fixed total, which ignores expected steps; each step of this process stands for ``world``."""
-
-    world: int = 1
+    """A stage with a fixed total, which ignores expected steps."""
 
     def expect(self, more: int) -> None:  # noqa: ARG002  (the signature of the base class)
         self._report()
 
     def step(self, count: int = 1) -> None:
-        """Count the steps of all processes, which take as long as this one."""
-        self.reach(min(self.done + self.world * count, self.total))
+        """Count steps."""
+        self.reach(min(self.done + count, self.total))
 
     def reach(self, done: int) -> None:
         """Set the number of steps done."""
@@ -112,7 +52,7 @@ class _FixedTotal(Stage):
 
 
 @dataclass
-class _EmbedRun:
+class EmbedRun:
     """One call of :func:`embed`."""
 
     encoder: LayerEncoder
@@ -120,8 +60,24 @@ class _EmbedRun:
     out: Path
     requested_layers: InitVar[Sequence[Layer] | str]
     prompt: str
-    progress: Progress | None
-    group: Group = field(default_factory=Group)
+    budget: TokenBudget = "auto"
+    progress: Progress | None = None
+
+    @classmethod
+    def of(
+        cls,
+        encoder: LayerEncoder,
+        inputs: list[Any],
+        out: Path,
+        layers: Sequence[Layer] | str,
+        prompt_name: str | None,
+        prompt: str | None,
+        token_budget: TokenBudget,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Return the run of the arguments of :func:`embed`."""
+        text = encoder.prompt_text(prompt_name, prompt, inputs)
+        return cls(encoder, inputs, out, layers, text, token_budget, progress)
 
     def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
         encoder, inputs = self.encoder, self.inputs
@@ -141,13 +97,13 @@ class _EmbedRun:
         """Return the store keys of a range of inputs."""
         return [key.decode() for key in self._keys[start:end].tolist()]
 
-    def _blocks(self, store_of: Callable[[int], EmbeddingStore]) -> Blocks:
+    def _blocks(self) -> Blocks:
         """Yield the first input of each block, and its vectors at each layer."""
         stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
         num_rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
-        for first in range(0, len(self.inputs), _CHUNK):
-            store = store_of(first // _CHUNK)
-            last = min(first + _CHUNK, len(self.inputs))
+        for first in range(0, len(self.inputs), CHUNK):
+            store = self.store(first // CHUNK)
+            last = min(first + CHUNK, len(self.inputs))
             for start in range(first, last, num_rows):
                 keys = self.keys(start, min(start + num_rows, last))
                 vectors = []
@@ -156,22 +112,35 @@ class _EmbedRun:
                     stage.step(len(keys))
                 yield start, vectors
 
-    def embed_and_write(self, part: Path, budget: TokenBudget) -> None:
-        """Embed this process's share of the inputs, and write the file in the first process."""
+    def store(self, chunk: int) -> EmbeddingStore:
+        """Open the store of a chunk."""
+        root = self.out.with_name(f"{self.out.name}.part") / str(chunk)
+        return open_store(root, self.spec, self.layers, self.encoder, "float32")
 
-        def open_chunk(chunk: int) -> EmbeddingStore:
-            return open_store(part / str(chunk), self.spec, self.layers, self.encoder, "float32")
+    def embedder(self, chunk: int, stage: Stage) -> Embedder:
+        """Return what embeds the inputs of a chunk."""
+        return Embedder(self.encoder, self.store(chunk), self.budget, stage)
 
-        stage = _FixedTotal(self.progress, "embedding", len(self.inputs), world=self.group.world)
-        for start in range(0, len(self.inputs), _CHUNK):
-            end = min(start + _CHUNK, len(self.inputs))
-            store = open_chunk(start // _CHUNK)
-            embedder = Embedder(self.encoder, store, budget, stage, self.group)
-            embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
+    def run(self) -> None:
+        """Embed the inputs into a store beside the file, and write the file."""
+        part = self.out.with_name(f"{self.out.name}.part")
+        if part.is_symlink():
+            raise OptionError(
+                f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
+            )
+        check_links(part, [part])
+        with folder_lock(part):
+            self._embed_and_write()
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _embed_and_write(self) -> None:
+        stage = _FixedTotal(self.progress, "embedding", len(self.inputs))
+        for start in range(0, len(self.inputs), CHUNK):
+            end = min(start + CHUNK, len(self.inputs))
+            self.embedder(start // CHUNK, stage)(self.inputs[start:end], self.keys(start, end), self.prompt)
             stage.reach(end)  # including stored and repeated inputs
-        if self.group.is_first:
-            names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
-            write_vectors(self.out, self.layers, names, self.dim, self._blocks(open_chunk), self.metadata())
+        names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
+        write_vectors(self.out, self.layers, names, self.dim, self._blocks(), self.metadata())
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the file."""
@@ -188,11 +157,6 @@ class _EmbedRun:
             "inputs_digest": self.digest,
             "versions": versions(),
         }
-
-
-def describe_vectors(encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], prompt: str) -> dict[str, Any]:
-    """Return the description that a file with the vectors of these texts holds."""
-    return _EmbedRun(encoder, texts, Path(), layers, prompt, None).metadata()
 
 
 def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:

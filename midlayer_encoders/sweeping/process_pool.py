@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
@@ -23,10 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from midlayer_encoders.processes.sharing import end_with_parent
-
 _IDLE_SECONDS = 300  # after which the processes end
-# One thread each: with two that share two cores, a logistic regression of scikit-learn took seven times as long.
+# One thread each by default: with two that share two cores, a logistic regression took seven times as long.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -36,9 +34,11 @@ class ProcessPool:
     Args:
         module: imported before the first call.
         count: number of processes.
+        threads: of each process.
+        variables: of its environment.
     """
 
-    def __init__(self, module: str, count: int) -> None:
+    def __init__(self, module: str, count: int, threads: int = 1, variables: Mapping[str, str] | None = None) -> None:
         self._last_use = time.monotonic()
         self._count = count
         self._owner = os.getpid()
@@ -50,7 +50,9 @@ class ProcessPool:
             self._idle.put(near_end)
         descriptors = [far_end.fileno() for _, far_end in ends]
         path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1") | {"PYTHONPATH": path}
+        environment = (
+            os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": path} | dict(variables or {})
+        )
         # A process that has imported Apple's frameworks cannot fork.
         groups = [descriptors] if sys.platform == "linux" else [[each] for each in descriptors]
         call = "from {} import serve; serve({!r}, {}, {})"
@@ -109,6 +111,21 @@ class ProcessPool:
                 if self._idle.qsize() == self._count and time.monotonic() > self._last_use + _IDLE_SECONDS:
                     self.kill()
         atexit.unregister(self.kill)
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process within a second of its parent, even if the parent is killed.
+
+    Args:
+        parent: process that started this one.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def serve(module: str, descriptors: Sequence[int], parent: int) -> None:

@@ -1,1 +1,0 @@
-"""Share work among processes, or run it as jobs of a cluster."""
