@@ -342,8 +342,8 @@ def unit_identities(world: Any) -> Iterator[str]:
     yield identity(request, recipe="one-word")
     for change in ({"eval_splits": ("train",)}, {"hf_subsets": ("fr",)}):
         yield identity(request.change(sources=[replace(sources[1], **change)]))
-    yield identity(request, "plan")
-    yield identity(request.change(sources=sources[:2]), "plan")
+    yield identity(request, "plan", None)
+    yield identity(request.change(sources=sources[:2]), "plan", None)
     finish = request, request.change(sources=sources[:2]), request.change(recipes=[plain]), request.change(recipes=None)
     for each in finish:
         yield identity(each, "finish", None)

@@ -39,9 +39,10 @@ class Planner(Embedder):
     _seen: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, embedder: Embedder, folder: Path) -> Self:
-        """Return the planner of an embedder."""
-        return cls(**{each.name: getattr(embedder, each.name) for each in fields(embedder)}, folder=folder)
+    def of(cls, embedder: Embedder, folder: Path, seen: set[str] | None = None) -> Self:
+        """Return the planner of an embedder; ``seen`` are the keys that another planner of its store has planned."""
+        known = {each.name: getattr(embedder, each.name) for each in fields(embedder)}
+        return cls(**known, folder=folder, _seen=set() if seen is None else seen)
 
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Plan the batches of the items that are neither stored nor planned."""
@@ -73,7 +74,7 @@ class Planner(Embedder):
         """Write the last block, and return the names of all."""
         if self._parts:
             keys = sorted(key for part in self._parts for key in part.missing)
-            name = f"{content_digest(' '.join(keys), 8)}.block"
+            name = f"{content_digest(' '.join([self.store.key, *keys]), 8)}.block"
             write_file(self.folder / name, pickle.dumps(self._parts))
             self.names.append(name)
             self._parts.clear()

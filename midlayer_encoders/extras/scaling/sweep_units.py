@@ -1,4 +1,4 @@
-"""The units of sweeps: plan the batches of a recipe, embed a block of them, score a task, and make the result.
+"""The units of sweeps: plan the batches of all recipes, embed a block of them, score a task, and make the result.
 
 A unit is the path of a request and a few words: it finds everything else in the folder of the sweep, which all
 machines share. The last unit of a model is its sweep in one process, which finds the vectors and scores of the others.
@@ -38,10 +38,10 @@ class SweepUnit:
 
     Attributes:
         request: file with the sweep of one model, whose tasks have been read; its folder holds what the units write.
-        step: ``"plan"`` a recipe, ``"embed"`` a block, ``"score"`` a task, or ``"finish"`` the whole sweep.
+        step: ``"plan"`` all recipes, ``"embed"`` a block, ``"score"`` a task, or ``"finish"`` the whole sweep.
         identity: digest of everything that changes what the step writes.
         label: what an error is about.
-        recipe: of the step; ``None`` without recipes.
+        recipe: of the block or score; ``None`` without recipes.
         item: file of the block, or number of the task.
     """
 
@@ -63,31 +63,37 @@ class SweepUnit:
         return self.outcome.is_file() and (self.step != "finish" or (self.request.parents[1] / "sweep.json").is_file())
 
     @property
-    def blocks(self) -> list[str]:
-        """The blocks of a plan that is done."""
+    def blocks(self) -> list[tuple[str | None, str]]:
+        """The blocks of a plan that is done, each with its recipe."""
         return read_artifact(self.outcome, read_json) or []
 
     def run(self) -> None:
         """Do the step, and write its outcome."""
+        if self.is_done:  # another process has done it meanwhile
+            return
         request = _request(self.request)
-        written: list[str] = []
+        blocks: list[tuple[str | None, str]] = []
         if self.step == "finish":
             with FileLock(self.request.with_name("finish.lock")):  # another call may finish the same sweep
                 failures = run_sweep(request).failures
             if failures:
                 return  # the result has them; the same call tries again
-        else:
-            sweeps = single_sweeps(request, _encoder(self.request), self.recipe)
-            for single in sweeps:
-                if self.step == "plan":
-                    planner = Planner.of(single.embedder(), self.request.parent)
-                    single.plan(planner)
-                    written += planner.flush()
-                elif self.step == "embed":
-                    embed_block(self.request.with_name(self.item), single.embedder())
-                elif errors := single.score_task(request.labeled[int(self.item)]):
-                    raise MidlayerError("; ".join(errors.values()))
-        write_file(self.outcome, json.dumps(written).encode())
+        seen: dict[Path, set[str]] = {}  # recipes that differ after the pass only share their vectors
+        for single in single_sweeps(request, _encoder(self.request), self.recipe) if self.step != "finish" else ():
+            if self.step == "plan":
+                embedder = single.embedder()
+                planned = seen.setdefault(embedder.store.folder, set())
+                planner = Planner.of(embedder, self.request.parent, planned)
+                single.plan(planner)
+                recipe = None if request.recipes is None else single.recipe.name
+                blocks += [(recipe, name) for name in planner.flush()]
+            elif self.step == "embed":
+                embed_block(self.request.with_name(self.item), single.embedder())
+            elif errors := single.score_task(request.labeled[int(self.item)]):
+                raise MidlayerError("; ".join(errors.values()))
+        write_file(self.outcome, json.dumps(blocks).encode())
+        if self.step == "embed":
+            self.request.with_name(self.item).unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +133,7 @@ def run_requests(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
         chosen = [unit for unit in units if unit.step == step]
         run(step, chosen)
         if step == "plan":
-            units += [_block_unit(plan, name) for plan in chosen for name in plan.blocks]
+            units += [_block_unit(plan, *block) for plan in chosen for block in plan.blocks]
     if errors:
         first, error = next(iter(errors.items()))
         raise MidlayerError(
@@ -137,8 +143,8 @@ def run_requests(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
     return {name: SweepResult.load(request.out) for name, request in requests.items() if request.out is not None}
 
 
-def _block_unit(plan: SweepUnit, name: str) -> SweepUnit:
-    return SweepUnit(plan.request, "embed", name.removesuffix(".block"), f"{plan.label}, {name}", plan.recipe, name)
+def _block_unit(plan: SweepUnit, recipe: str | None, name: str) -> SweepUnit:
+    return SweepUnit(plan.request, "embed", name.removesuffix(".block"), f"{plan.label}, {name}", recipe, name)
 
 
 def _units(name: str, request: Sweep) -> list[SweepUnit]:
@@ -168,6 +174,6 @@ def _units(name: str, request: Sweep) -> list[SweepUnit]:
         return SweepUnit(path, step, identity, ", ".join(filter(None, place)), recipe, item)
 
     recipes = [None] if request.recipes is None else [recipe.name for recipe in request.recipes]
-    plans = [unit("plan", recipe, "", *sources) for recipe in recipes]
+    plan = unit("plan", None, "", *sources)
     scores = [unit("score", recipe, str(n), source) for recipe in recipes for n, source in enumerate(sources)]
-    return [*plans, *scores, unit("finish", None, "", *request.sources)]
+    return [plan, *scores, unit("finish", None, "", *request.sources)]

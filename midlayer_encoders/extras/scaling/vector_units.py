@@ -60,6 +60,8 @@ class EmbedUnit:
 
     def run(self) -> None:
         """Do the step."""
+        if self.is_done:  # another process has done it meanwhile
+            return
         arguments, encoder = _loaded(self.request)
         if self.step == "write":
             paths = sorted(self.request.parent.glob("chunk-*.pkl"), key=lambda path: int(path.stem.partition("-")[2]))
@@ -77,6 +79,8 @@ class EmbedUnit:
         else:
             embed_block(self.request.with_name(self.item), embedder)
         write_file(self.outcome, json.dumps(written).encode())
+        if self.step == "embed":
+            self.request.with_name(self.item).unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)
