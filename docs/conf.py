@@ -70,6 +70,6 @@ _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
     r"|BatchOptions|Anatomy|Notes|TrainingRecord|Result|History"
     r"|half_width|MtebSource|LocalSource|ObjectSource"
-    r"|TaskData|Columns|Tasks|Subject|Baselines|Location)"
+    r"|TaskData|Columns|Tasks|Subject|Baselines|Location|PooledSpans)"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_OTHERS})\..*"), ("py:class", _SHORT), ("py:.*", _INNER)]

@@ -222,12 +222,14 @@ class Execution:
     ] = None
     executor_option: _ExecutorOption = None
 
+    def __post_init__(self) -> None:
+        if self.executor_option and self.executor is None:
+            raise OptionError("`--executor-option` needs `--executor`.")
+
     @contextmanager
     def open(self, folder: Path) -> Iterator[Any]:
         """Yield the executor, or ``None`` for this process; logs of jobs go to a folder."""
         if self.executor is None:
-            if self.executor_option:
-                raise OptionError("`--executor-option` needs `--executor`.")
             yield None
             return
         from midlayer_encoders.extras.scaling import open_executor

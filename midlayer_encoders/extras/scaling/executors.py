@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -80,6 +81,7 @@ class Processes:
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(self.count):
             self._idle.put(number)
+        self._starting = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, "midlayer executor")  # each waits for one process
 
     def __repr__(self) -> str:
@@ -95,7 +97,10 @@ class Processes:
             worker = self._workers.get(number)
             if worker is None or (isinstance(worker, ProcessPool) and not worker.wake()):
                 worker = self._workers[number] = self._make(number)
-            return worker.submit(function, *arguments).result()
+            # A process that was forked meanwhile would hold open the pipe that tells of the end of this one.
+            with self._starting:
+                future = worker.submit(function, *arguments)
+            return future.result()
         except BrokenExecutor:
             self._workers.pop(number, None)
             raise
