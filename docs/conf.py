@@ -67,7 +67,7 @@ _OTHERS = (
 _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Join|Path|Precision|PretrainedConfig|Tensor|frozenset.*"
 # Parts of signatures that nobody imports: base classes, protocols, the encoder's keywords once more.
 _INNER = (
-    r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
+    r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|LayerSource|RecipeSource|TokenSource|LayerReader"
     r"|BatchOptions|Anatomy|Notes|TrainingRecord|Result|History"
     r"|half_width|MtebSource|LocalSource|ObjectSource"
     r"|TaskData|Columns|Tasks|Subject|Baselines|Location|PooledSpans)"

@@ -17,11 +17,6 @@ Norm: TypeAlias = Literal["final", "none"]
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
-#: A pooling that leaves out BOS, EOS, CLS and SEP.
-SkippingPooling: TypeAlias = Literal[
-    "mean+skip-special", "last+skip-special", "cls+skip-special", "max+skip-special", "weightedmean+skip-special"
-]
-
 #: Bits of the weights that bitsandbytes quantizes while a model is loaded.
 Quantization: TypeAlias = Literal["4bit", "8bit"]
 

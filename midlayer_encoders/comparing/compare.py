@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import torch
@@ -20,7 +20,7 @@ from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
 from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.choosing import check_own, complete_encoder
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
@@ -90,7 +90,7 @@ def compare(
     dataset: str = "texts",
     out: Path | str | None = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> CompareResult:
     """Return how other models differ from a base model, layer by layer, as in the paper's Figure 13.
 

@@ -9,14 +9,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.choosing import complete_encoder
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.whole_model import measure
@@ -109,7 +109,7 @@ def progression(
     out: Path | str | None = None,
     executor: Any = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> ProgressionResult:
     """Return the metrics of every layer at every step of a model's training, as in the paper's Figures 4 and 11.
 

@@ -8,19 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from midlayer_encoders._types import EncoderChoice, LayerArgument
 from midlayer_encoders.encoder.build import encoder_name
-from midlayer_encoders.encoder.options import (
-    CHOSEN_OPTIONS,
-    EncoderKeywords,
-    EncoderOptions,
-    make_options,
-    option_fields,
-)
+from midlayer_encoders.encoder.options import EncoderOptions, make_options, option_fields, option_names
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.validation import check_choice, check_matches_encoder, check_text, layer_number
@@ -48,14 +42,16 @@ def resolve(
     encoder_class: Any,
     model: str,
     layer: LayerArgument | EncoderChoice | str | None,
-    options: EncoderKeywords,
+    options: Mapping[str, Any],
     texts: Sequence[str] | None,
     labels: Sequence[int | str | None] | None,
 ) -> tuple[LayerArgument, EncoderOptions, Selection | None]:
     """Return the layer and options of an encoder, and the selection that they come from, from its arguments."""
     selection: Selection | None = None
     if isinstance(layer, EncoderChoice):
-        selection = _as_selection(layer)
+        from midlayer_encoders.selection import Selection
+
+        selection = layer if isinstance(layer, Selection) else None  # else the best layer of a sweep
         layer, options = _apply_choice(layer, model, options)
     recipe = options.get("recipe")
     select_recipe = isinstance(recipe, str) and recipe == AUTO
@@ -80,7 +76,9 @@ def resolve(
     return requested, encoder_options, selection
 
 
-def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -> tuple[LayerArgument, EncoderKeywords]:
+def _apply_choice(
+    choice: EncoderChoice, model: str, options: Mapping[str, Any]
+) -> tuple[LayerArgument, dict[str, Any]]:
     """Return the layer of a choice, and its options with others that do not contradict it.
 
     Raises:
@@ -102,8 +100,8 @@ def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -
             f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
-    fixed = set(chosen.changed()) if choice.options is None else CHOSEN_OPTIONS
-    settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
+    fixed = tuple(chosen.changed()) if choice.options is None else option_names("reading", "model")
+    settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options if name in fixed}
     settings["revision"] = choice.revision, requested.revision or "default"
     for name, (expected, value) in settings.items():
         if value != expected:
@@ -111,7 +109,7 @@ def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -
                 f"`{name}` must be {short_repr(expected)}, for which the layer was chosen, but got "
                 f"{short_repr(value)}. Leave it out, or pass the number of the layer."
             )
-    return layer, cast(EncoderKeywords, {**keywords, **options})
+    return layer, {**keywords, **options}
 
 
 def check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None:
@@ -121,13 +119,6 @@ def check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None
             f"`layer` must be chosen for {name}, which has {num_layers} blocks, but it was chosen for a model of "
             f"{choice.num_layers}. Select a layer of this model."
         )
-
-
-def _as_selection(choice: EncoderChoice) -> Selection | None:
-    """Return a choice if it is a selection; another is the best layer of a sweep."""
-    from midlayer_encoders.selection import Selection
-
-    return choice if isinstance(choice, Selection) else None
 
 
 def complete_encoder(encoder_class: Any, model: str, options: Mapping[str, Any]) -> Any:

@@ -14,21 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders import _types as types
 from midlayer_encoders import recipes
-from midlayer_encoders._types import Join, LayerArgument, Norm, Pooling, Quantization, SkippingPooling
+from midlayer_encoders._types import Join, LayerArgument, Norm, Pooling, Quantization
 from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
+from midlayer_encoders.models import hub
 from midlayer_encoders.recipes import Recipe, Template, check_template
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_list, check_text, check_texts
-
-if TYPE_CHECKING:
-    import torch
-
-    from midlayer_encoders.models.hub import Location
-
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
@@ -37,54 +32,7 @@ _WITHOUT_COUNTERPART = {
     "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
     "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
 }
-#: Options that say how to read texts.
-READING_OPTIONS = {
-    "norm", "pooling", "bidirectional", "skip_first", "skip_special", "template_tokens", "prompts",
-    "default_prompt_name", "chat_template", "template", "join",
-}  # fmt: skip
-#: Options that a layer was chosen with.
-CHOSEN_OPTIONS = READING_OPTIONS | {"revision", "tower", "adapters", "gguf_file", "recipe", "center"}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
-
-
-class EncoderKeywords(TypedDict, total=False):
-    """The keywords of :class:`~midlayer_encoders.EncoderOptions`, for editors and type checkers."""
-
-    norm: Norm
-    pooling: Pooling | SkippingPooling | None
-    tower: Literal["text", "image"] | None
-    revision: str | None
-    dtype: torch.dtype | str | None
-    device: str | None
-    device_map: str | None
-    quantization: Quantization | None
-    max_length: int | None
-    prompts: Mapping[str, str] | None
-    default_prompt_name: str | None
-    bidirectional: bool
-    adapters: Sequence[str]
-    chat_template: bool
-    gguf_file: str | None
-    truncate_dim: int | None
-    trust_remote_code: bool
-    max_pixels: int
-    center: Sequence[str] | None
-    recipe: str | Recipe | None
-    template: Template | None
-    skip_first: int
-    skip_special: bool
-    template_tokens: bool | None
-    join: Join | None
-    normalize: bool | None
-    dense: Literal["keep", "drop"] | None
-    similarity_fn_name: str | None
-    model_kwargs: Mapping[str, Any] | None
-    processor_kwargs: Mapping[str, Any] | None
-    config_kwargs: Mapping[str, Any] | None
-    attn_implementation: str | None
-    cache_folder: str | None
-    token: bool | str | None
-    local_files_only: bool
 
 
 # --- validation: each function returns the value in its canonical type, or raises an OptionError ----------------------
@@ -187,20 +135,26 @@ def _parse_template(words: Sequence[str]) -> Template | None:
 
 # --- the options -----------------------------------------------------------------------------------------------------
 
+#: What an option changes: how texts are read, the model that is read, or something else about the vectors, which the
+#: modules and weights show or not (then the spec contains the option's value); or no vector.
+Effect: TypeAlias = Literal["reading", "model", "shown", "vectors", "none"]
 
-def _option(default: Any, check: Callable[[str, Any], Any], *, repr: bool = True, **metadata: Any) -> Any:  # noqa: A002
+
+def _option(
+    default: Any, check: Callable[[str, Any], Any], effect: Effect = "vectors", *, shown: bool = True, **metadata: Any
+) -> Any:
     """Return the field of an option.
 
     Args:
         default: its default.
         check: validates a value and returns it in its canonical type; ``None`` is checked only if not the default.
-        repr: whether to show its value.
+        effect: what it changes.
+        shown: whether ``repr`` shows its value.
         metadata: ``flag``, its flag if named differently, ``None`` for an option without a flag; ``parse``, which turns
-            the flag's words into the value, and ``repeatable``; ``recreates=False`` for one that does not change
-            vectors; ``in_memory=True`` for one that applies to a module in memory; ``medium``, if it applies to one
-            medium only.
+            the flag's words into the value, and ``repeatable``; ``in_memory=True`` for one that applies to a module in
+            memory; ``medium``, if it applies to one medium only.
     """
-    return field(default=default, repr=repr, metadata={"check": check, **metadata})
+    return field(default=default, repr=shown, metadata={"check": check, "effect": effect, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,45 +208,58 @@ class EncoderOptions:
         local_files_only: Use only files on this machine.
     """
 
-    norm: Norm = _option("final", partial(check_choice, choices=types.NORMS), in_memory=True)
-    pooling: Pooling | None = _option(None, partial(check_choice, choices=types.POOLINGS), in_memory=True)
-    tower: Literal["text", "image"] | None = _option(None, partial(check_choice, choices=("text", "image")))
-    revision: str | None = _option(None, check_text)
-    dtype: str | None = _option(None, _check_dtype)
-    device: str | None = _option(None, device_name, recreates=False, in_memory=True)
-    device_map: str | None = _option(None, _check_device_map, recreates=False)
-    quantization: Quantization | None = _option(None, partial(check_choice, choices=types.QUANTIZATIONS))
-    max_length: int | None = _option(None, partial(check_count, unit="tokens"), medium="text")
+    norm: Norm = _option("final", partial(check_choice, choices=types.NORMS), "reading", in_memory=True)
+    pooling: Pooling | None = _option(None, partial(check_choice, choices=types.POOLINGS), "reading", in_memory=True)
+    tower: Literal["text", "image"] | None = _option(None, partial(check_choice, choices=("text", "image")), "model")
+    revision: str | None = _option(None, check_text, "model")
+    dtype: str | None = _option(None, _check_dtype, "shown")
+    device: str | None = _option(None, device_name, "none", in_memory=True)
+    device_map: str | None = _option(None, _check_device_map, "none")
+    quantization: Quantization | None = _option(None, partial(check_choice, choices=types.QUANTIZATIONS), "shown")
+    max_length: int | None = _option(None, partial(check_count, unit="tokens"), "shown", medium="text")
     prompts: Mapping[str, str] | None = _option(
-        None, _check_prompts, flag="prompt", parse=_parse_prompts, repeatable=True, in_memory=True, medium="text"
+        None,
+        _check_prompts,
+        "reading",
+        flag="prompt",
+        parse=_parse_prompts,
+        repeatable=True,
+        in_memory=True,
+        medium="text",
     )
-    default_prompt_name: str | None = _option(None, check_text, flag="default-prompt", in_memory=True, medium="text")
-    bidirectional: bool = _option(False, check_flag, in_memory=True)
-    adapters: tuple[str, ...] = _option((), _check_adapters, flag="adapter", parse=tuple, repeatable=True)
-    chat_template: bool = _option(False, check_flag, medium="text")
-    gguf_file: str | None = _option(None, check_text)
-    truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), in_memory=True)
-    trust_remote_code: bool = _option(False, check_flag)
-    max_pixels: int = _option(types.MAX_PIXELS, partial(check_count, unit="pixels"), in_memory=True, medium="image")
-    center: tuple[str, ...] | None = _option(None, _check_center, flag=None, in_memory=True)
-    recipe: str | None = _option(None, check_text, medium="text")
-    template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
-    skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")
-    skip_special: bool = _option(False, check_flag, in_memory=True, medium="text")
-    template_tokens: bool | None = _option(None, check_flag, medium="text")
-    join: Join | None = _option(None, partial(check_choice, choices=types.JOINS), medium="text")
-    normalize: bool | None = _option(None, check_flag, in_memory=True)
+    default_prompt_name: str | None = _option(
+        None, check_text, "reading", flag="default-prompt", in_memory=True, medium="text"
+    )
+    bidirectional: bool = _option(False, check_flag, "reading", in_memory=True)
+    adapters: tuple[str, ...] = _option((), _check_adapters, "model", flag="adapter", parse=tuple, repeatable=True)
+    chat_template: bool = _option(False, check_flag, "reading", medium="text")
+    gguf_file: str | None = _option(None, check_text, "model")
+    truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), "shown", in_memory=True)
+    trust_remote_code: bool = _option(False, check_flag, "shown")
+    max_pixels: int = _option(
+        types.MAX_PIXELS, partial(check_count, unit="pixels"), "shown", in_memory=True, medium="image"
+    )
+    center: tuple[str, ...] | None = _option(None, _check_center, "model", flag=None, in_memory=True)
+    recipe: str | None = _option(None, check_text, "model", medium="text")
+    template: Template | None = _option(
+        None, check_template, "reading", parse=_parse_template, repeatable=True, medium="text"
+    )
+    skip_first: int = _option(0, partial(check_count, minimum=0), "reading", in_memory=True, medium="text")
+    skip_special: bool = _option(False, check_flag, "reading", in_memory=True, medium="text")
+    template_tokens: bool | None = _option(None, check_flag, "reading", medium="text")
+    join: Join | None = _option(None, partial(check_choice, choices=types.JOINS), "reading", medium="text")
+    normalize: bool | None = _option(None, check_flag, "shown", in_memory=True)
     dense: Literal["keep", "drop"] | None = _option(
-        None, partial(check_choice, choices=("keep", "drop")), medium="text"
+        None, partial(check_choice, choices=("keep", "drop")), "shown", medium="text"
     )
-    similarity_fn_name: str | None = _option(None, _check_similarity, flag="similarity", in_memory=True)
+    similarity_fn_name: str | None = _option(None, _check_similarity, "shown", flag="similarity", in_memory=True)
     model_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     processor_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     config_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
-    attn_implementation: str | None = _option(None, check_text)
-    cache_folder: str | None = _option(None, _check_folder, flag=None, recreates=False)
-    token: bool | str | None = _option(None, _check_token, flag=None, recreates=False, repr=False)
-    local_files_only: bool = _option(False, check_flag, flag=None, recreates=False)
+    attn_implementation: str | None = _option(None, check_text, "shown")
+    cache_folder: str | None = _option(None, _check_folder, "none", flag=None)
+    token: bool | str | None = _option(None, _check_token, "none", flag=None, shown=False)
+    local_files_only: bool = _option(False, check_flag, "none", flag=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.pooling, str) and self.pooling.endswith(_SKIP_SPECIAL):
@@ -343,8 +310,8 @@ class EncoderOptions:
             >>> EncoderOptions(norm="none", pooling="mean", device="cpu").changed()
             {'norm': 'none', 'pooling': 'mean', 'device': 'cpu'}
         """
-        defaults = {name: option.default for name, option in option_fields().items()}
-        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+        values = {name: (getattr(self, name), option.default) for name, option in option_fields().items()}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change vectors and differ from their defaults, by name."""
@@ -352,12 +319,12 @@ class EncoderOptions:
         return {
             name: value
             for name, value in self.changed().items()
-            if option_fields()[name].metadata.get("recreates", True) and (name not in recipe or recipe[name] != value)
+            if name not in option_names("none") and (name not in recipe or recipe[name] != value)
         }
 
     def reads_plainly(self) -> bool:
         """Return whether no option says how to read texts."""
-        return not set(self.changed()) & READING_OPTIONS
+        return self.changed().keys().isdisjoint(option_names("reading"))
 
     def own_recipe(self) -> Recipe | None:
         """Return the recipe that the template and the pooling amount to; ``None`` without a template."""
@@ -365,26 +332,20 @@ class EncoderOptions:
             return None
         return Recipe(name=self.recipe or "own", template=self.template, join=self.join, pooling=self.pooling)
 
-    def locate(self, model: str) -> Location:
+    def locate(self, model: str) -> hub.Location:
         """Return the location of a model; raise an :class:`OptionError` if it has a file already."""
-        from midlayer_encoders.models.hub import model_location
-
-        location = model_location(model, self.gguf_file)
+        location = hub.model_location(model, self.gguf_file)
         if self.gguf_file not in (None, location.file):
             raise OptionError(f"`gguf_file` must be None for {model!r}, which has its own, but got {self.gguf_file!r}.")
         return location
 
     def shown_name(self, model: str) -> str:
         """Return the name of a model for tables and pages."""
-        from midlayer_encoders.models.hub import shown_name
-
-        return shown_name(model, self.gguf_file)
+        return hub.shown_name(model, self.gguf_file)
 
     def hub_access(self) -> AbstractContextManager[None]:
         """Return a context in which files are read with the token, the cache and the restriction of the options."""
-        from midlayer_encoders.models.hub import hub_access
-
-        return hub_access(token=self.token, cache_folder=self.cache_folder, local_files_only=self.local_files_only)
+        return hub.hub_access(token=self.token, cache_folder=self.cache_folder, local_files_only=self.local_files_only)
 
     def check_for_module(self) -> None:
         """Raise an :class:`OptionError` if an option is set that does not apply to a module in memory."""
@@ -406,6 +367,12 @@ class EncoderOptions:
 def option_fields() -> dict[str, Field[Any]]:
     """Return the fields by name."""
     return {option.name: option for option in fields(EncoderOptions)}
+
+
+@cache
+def option_names(*effects: Effect) -> tuple[str, ...]:
+    """Return the names of the options that have one of these effects."""
+    return tuple(name for name, option in option_fields().items() if option.metadata["effect"] in effects)
 
 
 @cache

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.encoder import build, choosing, encoding, saving
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import check_length
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, name_options
+from midlayer_encoders.encoder.options import EncoderOptions, make_options, name_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import prompt_length
 from midlayer_encoders.encoder.spec import encoder_spec, mteb_encoder
@@ -103,7 +103,7 @@ class LayerEncoder(SentenceTransformer):
         model_name_or_path: str | None = None,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
-        **options: Unpack[EncoderKeywords],
+        **options: Any,
     ) -> None:
         model = choosing.model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
@@ -124,7 +124,7 @@ class LayerEncoder(SentenceTransformer):
         medium: Medium = "image",
         blocks: str | None = None,
         final: Sequence[str] | None = None,
-        **keywords: Unpack[EncoderKeywords],
+        **keywords: Any,
     ) -> Self:
         """Return the encoder of a copy of a module in memory, which may be any ``torch.nn.Module``.
 

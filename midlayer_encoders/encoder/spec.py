@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from midlayer_encoders._types import EncoderSpec, Precision, content_digest
 from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.files_digest import read_settings
+from midlayer_encoders.encoder.options import option_names
 from midlayer_encoders.encoder.prompting import prompting_settings
 from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.models.transformers_internals import is_remote
@@ -92,7 +93,7 @@ def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
         "processor": _processor_state(encoder[0].processor),
         "code": [describe.code(), describe.hooks(torch.nn.modules.module, "_global")],
         "memory": {path: part for path, part in now.items() if encoder.loaded.get(path) != part},
-        "files": [encoder.files, options.model_kwargs, options.processor_kwargs, options.config_kwargs],
+        "files": [encoder.files, *(getattr(options, name) for name in option_names("vectors"))],
         "numerics": NUMERICS,
     }
     return tuple((name, content_digest(json.dumps(describe(value), sort_keys=True))) for name, value in parts.items())

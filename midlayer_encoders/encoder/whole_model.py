@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.choosing import check_own, complete_encoder, with_encoder
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics.measuring import measure_layers
@@ -38,7 +37,7 @@ def measure(
     dataset: str = "texts",
     token_budget: TokenBudget = "auto",
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> pl.DataFrame:
     """Return the tidy frame of the metrics of every layer.
 
@@ -91,7 +90,7 @@ def select_layer(
     all_rules: bool = False,
     max_texts: int = 500,
     seed: int = 0,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> Selection:
     """Return the layer of a model to use, the reason, and the choice of every other rule.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import polars as pl
 
 from midlayer_encoders._types import Precision
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
+from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
@@ -143,7 +143,7 @@ class BestLayer(int):
         """Keywords for ``LayerEncoder(model, **keywords)``."""
         return {"layer": self.notes.layers.get(self.layer, self.layer), **self.options}
 
-    def encoder(self, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+    def encoder(self, **options: Any) -> LayerEncoder:
         """Return the encoder; options such as ``device`` must not contradict those that were scored.
 
         Its vectors are truncated; ``encode(texts, precision=best.precision)`` also quantizes them.

@@ -9,12 +9,11 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Precision, Progress
 from midlayer_encoders.arguments import TokenBudget, check_budget, metric_names
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import check_output_folder
 from midlayer_encoders.recipes import PLAIN, Recipe, recipes_of
@@ -91,7 +90,7 @@ class Sweep:
         executor: Any = None,
         progress: Progress | None = None,
         settings: SweepSettings | None = None,
-        **options: Unpack[EncoderKeywords],
+        **options: Any,
     ) -> None:
         self.model = model
         self.options: Mapping[str, Any] = options

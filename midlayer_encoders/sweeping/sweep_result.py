@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.schema import read_frame
@@ -162,7 +161,7 @@ class SweepResult(Result):
         recipe = best_recipe(candidates)
         return self.parts[recipe]._best(task, recipe, self.parts[PLAIN if PLAIN in candidates else recipe])
 
-    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+    def encoder(self, task: str | None = None, **options: Any) -> LayerEncoder:
         """Return the encoder of the best layer, from the model's files, with the options that were scored.
 
         Args:

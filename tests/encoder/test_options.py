@@ -1,6 +1,10 @@
 import dataclasses
 import inspect
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,6 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.options import (
-    EncoderKeywords,
     EncoderOptions,
     make_options,
     option_fields,
@@ -25,13 +28,47 @@ NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
 
 
 def test_constructor_keywords_are_the_options() -> None:
-    assert list(EncoderKeywords.__annotations__) == NAMES == list(option_help())
+    assert list(option_help()) == NAMES
     parameters = inspect.signature(LayerEncoder).parameters
     assert [name for name in parameters if name in NAMES] == NAMES
     for option in dataclasses.fields(EncoderOptions):
         assert parameters[option.name].default == option.default
         assert option_help()[option.name].endswith(".")
     assert ", ".join(RECIPES) in option_help()["recipe"]
+
+
+ADDED = """
+import inspect
+from typer.testing import CliRunner
+from midlayer_encoders import EncoderOptions, LayerEncoder
+from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.options import python_line, shell_line
+
+assert inspect.signature(LayerEncoder).parameters["shout"].default is False
+assert LayerEncoder({model!r}, 1, shout=True, device="cpu").spec != LayerEncoder({model!r}, 1, device="cpu").spec
+line = CliRunner().invoke(app, ["export", "--help-all"], env={{"COLUMNS": "200"}}).stdout
+assert "--shout" in line and "Write the text in capitals." in line
+assert python_line("m", 1, EncoderOptions(shout=True)) == "LayerEncoder('m', layer=1, shout=True)"
+assert shell_line("m", 1, EncoderOptions(shout=True), out="o") == "midlayer export m --layer 1 --shout --out o"
+"""
+
+
+@pytest.mark.long
+def test_option_of_one_declaration_is_keyword_flag_spec_and_line(
+    tiny_folder: Callable[[str], str], tmp_path: Path
+) -> None:
+    package = Path(shutil.copytree(Path(inspect.getfile(EncoderOptions)).parents[1], tmp_path / "midlayer_encoders"))
+    source = package / "encoder" / "options.py"
+    text = source.read_text()
+    for place, added in {
+        "        local_files_only: ": "        shout: Write the text in capitals.\n",
+        "    local_files_only: ": "    shout: bool = _option(False, check_flag)\n",
+    }.items():
+        assert text.count(f"\n{place}") == 1
+        text = text.replace(f"\n{place}", f"\n{added}{place}")
+    source.write_text(text)
+    code = ADDED.format(model=tiny_folder("Llama"))
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True)
 
 
 def test_constructor_is_short_and_the_class_name_contains_sentence_transformers() -> None:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
 from midlayer_encoders.frame.summaries import Gain, Summary, average_baseline, paired_gain, summary
@@ -176,7 +175,7 @@ class Board(TidyResult):
         gain = paired_gain(scores, run.result.resamples, layer=point.layer)
         return BestLayer.of(scores, point.layer, recipe=run.recipe, gain=gain, notes=run.result.notes)
 
-    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+    def encoder(self, task: str | None = None, **options: Any) -> LayerEncoder:
         """Return the encoder of the best layer within the budget, from the model's files, with the options of its run.
 
         Args:

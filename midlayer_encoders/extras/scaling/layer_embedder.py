@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import OptionError, did_you_mean
@@ -37,7 +36,7 @@ class LayerEmbedder:
         text_column: str = "text",
         prompt_name: str | None = None,
         prompt: str | None = None,
-        **options: Unpack[EncoderKeywords],
+        **options: Any,
     ) -> None:
         self.text_column = check_text("text_column", text_column)
         self.encoder = load_encoder(model, options)

@@ -17,7 +17,6 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.arguments import RUN_FILE, TrainingSettings
 from midlayer_encoders.encoder.choosing import check_own
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.saving import check_export
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
@@ -192,7 +191,7 @@ class Run:
         return record
 
 
-def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: EncoderKeywords) -> LayerEncoder:
+def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Mapping[str, Any]) -> LayerEncoder:
     """Return the cut encoder, in float32 by default: half precision would lose small steps."""
     if options.get("center"):
         raise OptionError(
@@ -206,7 +205,7 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encoder
     elif layer is None:
         raise OptionError("`layer` must be given if `model` is a name or folder, but got None.")
     else:
-        encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
+        encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})
     if encoder.media != ["text"]:
         raise OptionError(f"`model` must be a text-only model, but got {' and '.join(encoder.media)}.")
     check_export(encoder)  # raises if the tuned encoder could not be saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_folder
-from midlayer_encoders.encoder.options import READING_OPTIONS, EncoderKeywords
+from midlayer_encoders.encoder.options import option_names
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training.fitting import check_training
@@ -50,7 +50,7 @@ def tune(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: TuneSettings | None = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> TuneResult:
     """Cut a model at a layer, tune it, and return the encoder with the scores of every layer before and after.
 
@@ -124,7 +124,7 @@ def distill(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: DistillSettings | None = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> DistillResult:
     """Cut a model at a layer, train it on the vectors of a teacher, and return it with the scores of every layer.
 
@@ -182,7 +182,7 @@ def _load_teacher(
     teacher: str | LayerEncoder | None,
     layer: Layer,
     recipe: str | Recipe | None,
-    options: EncoderKeywords,
+    options: Mapping[str, Any],
 ) -> LayerEncoder:
     """Return the teacher: an encoder as it is, another model, or the same model with the options of the student."""
     if isinstance(teacher, LayerEncoder):
@@ -195,7 +195,7 @@ def _load_teacher(
     if teacher is not None:
         keywords = {name: value for name, value in keywords.items() if name in _LOADING_OPTIONS}
     elif recipe is not None:
-        keywords = {name: value for name, value in keywords.items() if name not in READING_OPTIONS}
+        keywords = {name: value for name, value in keywords.items() if name not in option_names("reading")}
     return LayerEncoder(str(teacher or model), layer, **{**keywords, **({"recipe": recipe} if recipe else {})})
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget, check_budget, check_out
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.extras.vectors.embedding import EmbedRun
@@ -24,7 +23,7 @@ def embed(
     token_budget: TokenBudget = "auto",
     executor: Any = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> Path:
     """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
 
