@@ -1,6 +1,5 @@
 """Isolation from global settings: random generators, the precision of products, and globals of other libraries."""
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -66,20 +65,6 @@ def full_precision(device_type: str) -> Iterator[None]:
             yield
         finally:
             torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def quiet_loggers(*names: str, level: int = logging.ERROR) -> Iterator[None]:
-    """Raise the level of loggers, and restore it afterwards."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, previous in zip(loggers, levels, strict=True):
-            logger.setLevel(previous)
 
 
 def with_globals(function: Any, **names: Any) -> Any:

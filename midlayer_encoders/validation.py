@@ -6,35 +6,14 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
+from dataclasses import fields
 from numbers import Real
 from typing import Any, TypeVar
 
-from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 
 _T = TypeVar("_T")
-
-_makes_frames = False  # whether this process has made or read a frame, which starts threads of polars
-_lost_threads = False  # whether this process is a fork of one that had
-
-
-def _after_fork() -> None:
-    global _lost_threads
-    _lost_threads |= _makes_frames
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def check_fork() -> None:
-    """Raise in a fork of a process that has made frames: polars would wait forever for threads of the parent."""
-    global _makes_frames
-    if _lost_threads:
-        raise MidlayerError(
-            "Results cannot be computed in a forked process whose parent has computed some: polars would wait for "
-            "threads that exist only in the parent. Start the process with multiprocessing.get_context('spawn')."
-        )
-    _makes_frames = True
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str]) -> str:
@@ -48,8 +27,8 @@ def check_choice(argument: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
-def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 1) -> int:
-    """Return an integer of at least ``minimum`` as an ``int``; NumPy integers pass, bools do not.
+def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 1, maximum: int = 2**63 - 1) -> int:
+    """Return an integer from ``minimum`` to ``maximum`` as an ``int``; NumPy integers pass, bools do not.
 
     Example:
         >>> check_count("views", 0)
@@ -57,11 +36,12 @@ def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 
         ...
         midlayer_encoders.errors.OptionError: `views` must be a whole number, 1 or more, but got 0.
     """
-    number = _integer(value)
-    if number is None or not minimum <= number < 2**63:
-        requirement = f"a positive number of {unit}" if unit else f"a whole number, {minimum} or more"
-        raise OptionError(f"`{argument}` must be {requirement}, but got {short_repr(value)}.")
-    return number
+    with suppress(TypeError, ValueError):  # ValueError: a tensor with several elements
+        if not isinstance(value, bool) and minimum <= operator.index(value) <= maximum:  # type: ignore[arg-type]
+            return operator.index(value)  # type: ignore[arg-type]
+    bounds = f", {minimum} or more" if maximum == 2**63 - 1 else f" from {minimum} to {maximum}"
+    requirement = f"a positive number of {unit}" if unit else f"a whole number{bounds}"
+    raise OptionError(f"`{argument}` must be {requirement}, but got {short_repr(value)}.")
 
 
 def layer_number(word: str) -> int | float | None:
@@ -76,25 +56,19 @@ def layer_number(word: str) -> int | float | None:
     return float(word) if re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*", word) and 0 < float(word) <= 1 else None
 
 
-def check_seed(value: object, argument: str = "seed") -> int:
+def check_seed(value: object) -> int:
     """Return a seed that every random generator accepts: an integer from 0 to 2**32 - 1."""
-    number = _integer(value)
-    if number is None or not 0 <= number < 2**32:
-        raise OptionError(f"`{argument}` must be a whole number from 0 to 2**32 - 1, but got {short_repr(value)}.")
-    return number
+    return check_count("seed", value, minimum=0, maximum=2**32 - 1)
 
 
 def check_number(argument: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
     """Return a finite number from ``minimum`` to ``maximum`` as a ``float``."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    try:
-        number = float(value) if is_real else math.nan  # type: ignore[arg-type]
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or not minimum <= number <= maximum:
-        bounds = f"{minimum:g} or more" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
-        raise OptionError(f"`{argument}` must be a finite number, {bounds}, but got {short_repr(value)}.")
-    return number
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if minimum <= float(value) <= maximum and math.isfinite(value):
+                return float(value)
+    bounds = f"{minimum:g} or more" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+    raise OptionError(f"`{argument}` must be a finite number, {bounds}, but got {short_repr(value)}.")
 
 
 def check_flag(argument: str, value: object) -> bool:
@@ -200,25 +174,34 @@ def check_effect(function: Callable[..., Any], condition: str, **arguments: obje
     """
     parameters = inspect.signature(function).parameters
     for name, value in arguments.items():
-        default = parameters[name].default
-        if value is not default and not (type(value) is type(default) and value == default):
+        if not _equal(value, parameters[name].default):
             raise OptionError(f"`{name}` has no effect {condition}, but got {short_repr(value)}.")
 
 
-def _integer(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # ValueError: a tensor with several elements
-        return None
+def _equal(value: object, default: object) -> bool:
+    """Return whether two values are the same; an array equals nothing else."""
+    return value is default or (type(value) is type(default) and value == default)
 
 
 def check_matches_encoder(argument: str, value: _T | None, setting: _T) -> _T:
     """Return the encoder's setting, or raise an :class:`OptionError` if the argument differs from it."""
-    if value is not None and not (type(value) is type(setting) and value == setting):
+    if value is not None and not _equal(value, setting):
         raise OptionError(
             f"`{argument}` must be the encoder's, {setting!r}, but got {short_repr(value)}. "
             f"Leave it out, or create the encoder with {argument}={short_repr(value)}."
         )
     return setting
+
+
+def check_fields(settings: Any, **checks: Callable[[str, Any], Any]) -> None:
+    """Replace the fields of a frozen dataclass by their checked values; ``None`` as a default needs no check.
+
+    Args:
+        settings: the dataclass.
+        checks: for each field, a function of its name and value that returns the value in its canonical type.
+    """
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name, check in checks.items():
+        value = getattr(settings, name)
+        if value is not None or defaults[name] is not None:
+            object.__setattr__(settings, name, check(name, value))

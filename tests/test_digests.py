@@ -19,12 +19,12 @@ import midlayer_encoders
 from benchmarks.paper.setting import Setting
 from midlayer_encoders import EncoderOptions, EncoderSpec, LayerEncoder
 from midlayer_encoders._types import content_digest
-from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
 from midlayer_encoders.comparing.progression import _StepIdentity
 from midlayer_encoders.extras.gguf import cache as gguf_cache
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
 from midlayer_encoders.extras.scaling.sweep_units import _units
+from midlayer_encoders.extras.settings import TuneSettings
 from midlayer_encoders.extras.training.runs import Run
 from midlayer_encoders.extras.vectors.embedding import EmbedRun
 from midlayer_encoders.metrics.media_views import _generator

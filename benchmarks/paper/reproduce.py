@@ -18,7 +18,7 @@ from benchmarks.paper.charts import plot_correlations
 from benchmarks.paper.setting import MissingInputError, Setting
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
-from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
+from midlayer_encoders.files import folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
 from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
@@ -322,7 +322,6 @@ def reproduce(names: Sequence[str], setting: Setting) -> list[Outcome]:
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
-    check_links(setting.out, [setting.out / name for name in ("sweeps", "metrics", "correlations")])
     with folder_lock(setting.out):
         return [_outcome(name, setting) for name in names]
 

@@ -40,7 +40,7 @@ def export(
         midlayer export MODEL --layer 17 --out encoder
         midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
     """
-    from midlayer_encoders.arguments import check_arguments
+    from midlayer_encoders.extras.settings import check_arguments
     from midlayer_encoders.tasks.text_lists import read_texts
 
     flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
@@ -103,7 +103,8 @@ def embed(
         midlayer embed MODEL --texts texts.txt --out vectors.parquet
         midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy
     """
-    from midlayer_encoders.arguments import check_budget, check_out
+    from midlayer_encoders.arguments import check_budget
+    from midlayer_encoders.extras.settings import check_out
 
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     check_out(out)

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Context, Exit, Option
 
-from midlayer_encoders.arguments import COMPARABLE, UNUSED_SETTINGS, IntervalSettings, ProbeSettings, metric_names
+from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import counted
+from midlayer_encoders.extras.settings import UNUSED_SETTINGS, ProbeSettings
 
 _PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 _METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png", "report.html"]

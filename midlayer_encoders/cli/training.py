@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_folder
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, checked_folder
 
 if TYPE_CHECKING:
     from midlayer_encoders.extras.training import TuneResult

@@ -125,7 +125,6 @@ def compare(
     for model in models:
         if isinstance(model, LayerEncoder):
             check_own(model, {name: value for name, value in options.items() if name != "norm"})
-    validation.check_fork()
     texts = validation.check_texts("texts", texts, minimum=0)
     if not _MIN_TEXTS <= len(texts) <= _MAX_TEXTS:
         raise OptionError(

@@ -21,7 +21,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import FATAL, MidlayerError, OptionError, error_summary
-from midlayer_encoders.files import check_links, folder_lock
+from midlayer_encoders.files import folder_lock
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics import TooFewTextsError
@@ -165,8 +165,6 @@ def progression(
     )
     text_views = augment(texts, views=num_views, seed=seed) if num_views else []
     folder = Path(out) if out is not None else None
-    if folder is not None:
-        check_links(folder, [folder / "steps"])
     absolute = None if folder is None else folder.absolute()  # for jobs
     measurer = _CheckpointMeasurer(identity, texts, text_views, absolute, encoder_options)
     how = {

@@ -13,7 +13,6 @@ import polars as pl
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
-from midlayer_encoders.validation import check_fork
 
 #: The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction.
 FRAME_SCHEMA = pl.Schema(
@@ -97,7 +96,6 @@ def tidy_rows(
 
 def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
     """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then of ``extra`` (name and type)."""
-    check_fork()
     return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 
 
@@ -206,7 +204,6 @@ def _seal(content: bytes) -> bytes:
 
 def read_frame(path: Path) -> pl.DataFrame:
     """Return the valid frame of results in a parquet or CSV file; errors name the file."""
-    check_fork()
     check_regular_file(path, OptionError)
     try:
         if path.suffix.lower() == ".csv":

@@ -18,7 +18,7 @@ from midlayer_encoders.reading.batches import LayerSource, batches_of, input_siz
 from midlayer_encoders.reading.media_inputs import medium_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN
-from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
+from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ def measure_layers(
 
     Sweeps and selection measure raw states, like the paper, while they score states with the final norm.
     """
-    check_fork()
     texts = check_list("texts", texts)
     seed = check_seed(seed)
     views = _check_views(views, len(texts))

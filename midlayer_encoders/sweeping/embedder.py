@@ -16,7 +16,7 @@ from midlayer_encoders._types import EncoderSpec, Join, Stage, content_digest
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_artifact, write_file_once
+from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.media_inputs import is_pil, read_audio, read_image
@@ -104,7 +104,7 @@ class Embedder:
         path = self.store.folder / "plans" / f"{digest}.json"
         read = partial(_read_plan, count=len(items))
         while (batches := read_artifact(path, read)) is None:
-            write_file_once(path, json.dumps(self._plan(items, missing, prompt)).encode())
+            write_file(path, json.dumps(self._plan(items, missing, prompt)).encode(), once=True)
         return batches
 
     def embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:

@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 import polars as pl
 
-from midlayer_encoders import validation
 from midlayer_encoders._isolation import isolated_random, usable_cores
 from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import FATAL, OptionError
-from midlayer_encoders.files import LOCK, check_links, folder_lock, make_folder, write_file
+from midlayer_encoders.files import LOCK, folder_lock, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
@@ -59,7 +58,6 @@ _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 def run_sweep(request: Sweep) -> SweepResult:
     """Run a sweep in this process; the sweeps of several recipes share the store, and baselines are scored once."""
-    validation.check_fork()
     if request.out is None or not request.out.is_dir():  # an earlier run may have all scores
         check_data(request.sources)
     encoder = load_encoder(request.model, request.options)
@@ -169,8 +167,6 @@ class SingleSweep:
 
     def run(self) -> dict[str, SweepResult]:
         """Return the result of each compression of the vectors, by name."""
-        own_store = [] if self.request.store else [self.folder / "embeddings"]
-        check_links(self.folder, [*(self.folder / name for name in ("mteb", "together", "metrics")), *own_store])
         with folder_lock(self.folder):
             start = time.perf_counter()
             embedder = self.embedder()

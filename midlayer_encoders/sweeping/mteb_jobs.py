@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import sys
@@ -32,7 +33,7 @@ from mteb.results import TaskResult
 from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._isolation import isolated_random, quiet_loggers
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -419,10 +420,14 @@ def quiet_mteb() -> Iterator[None]:
     """Hide the log lines, warnings and progress bars of mteb and datasets, and make mteb decode texts at once."""
     bars_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
+    logger = logging.getLogger("mteb")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with listed_texts(), quiet_loggers("mteb"), warnings.catch_warnings():
+        with listed_texts(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        logger.setLevel(level)
         if not bars_disabled:
             datasets.enable_progress_bars()

@@ -9,10 +9,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.arguments import require_packages
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export._comparison import cosine, relative_error
+from midlayer_encoders.extras.settings import require_packages
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS, Folder
 

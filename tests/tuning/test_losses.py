@@ -14,8 +14,8 @@ from torch import nn
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
-from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.settings import TuneSettings
 from midlayer_encoders.extras.training import trainer_internals
 from midlayer_encoders.extras.training.fitting import _make_callback, _prompts, _training_arguments, train
 from midlayer_encoders.extras.training.losses import LabelRankingLoss, pair_loss

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders.arguments import TrainingSettings
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.settings import TrainingSettings
 from midlayer_encoders.extras.training import fitting, runs
 from midlayer_encoders.tasks.training_rows import TrainingRows
 from tests.tiny_folders import TEXTS, Folder

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-from midlayer_encoders.arguments import Target, check_arguments
 from midlayer_encoders.encoder.saving import save_files
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
@@ -12,6 +11,7 @@ from midlayer_encoders.extras.export.graphs import export_onnx
 from midlayer_encoders.extras.export.llama_cpp import export_gguf
 from midlayer_encoders.extras.export.serving import export_vllm
 from midlayer_encoders.extras.quantization import is_quantized
+from midlayer_encoders.extras.settings import Target, check_arguments
 from midlayer_encoders.validation import check_path
 
 

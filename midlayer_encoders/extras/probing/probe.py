@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
-from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.extras.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.extras.probing.examples import Split, split_examples
 from midlayer_encoders.extras.probing.probe_result import ProbeResult
 from midlayer_encoders.extras.probing.token_states import LiveTokens, TokenSource, read_tokens, read_vectors
+from midlayer_encoders.extras.settings import UNUSED_SETTINGS, ProbeSettings
 from midlayer_encoders.metrics.label_accuracy import class_numbers, label_list
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -150,7 +150,6 @@ def probe(
         dataset: name of the examples in the result.
         progress: called with the stages ``"reading"`` and ``"training"``.
     """
-    validation.check_fork()
     validation.check_choice("kind", kind, PROBE_KINDS)
     settings = settings or ProbeSettings()
     reason, unused = UNUSED_SETTINGS[kind]

@@ -15,11 +15,11 @@ from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
-from midlayer_encoders.arguments import TrainingSettings, TuneSettings
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.extras.quantization import is_quantized
+from midlayer_encoders.extras.settings import TrainingSettings, TuneSettings
 from midlayer_encoders.extras.training import trainer_internals
 from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame

@@ -8,9 +8,9 @@ from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss, normalize
 
-from midlayer_encoders.arguments import Match, TuneSettings
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.settings import Match, TuneSettings
 from midlayer_encoders.tasks.training_rows import RowKind
 from midlayer_encoders.validation import check_count, check_list
 

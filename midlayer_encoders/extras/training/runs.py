@@ -15,11 +15,11 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
-from midlayer_encoders.arguments import RUN_FILE, TrainingSettings
 from midlayer_encoders.encoder.choosing import check_own
 from midlayer_encoders.encoder.saving import check_export
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
+from midlayer_encoders.extras.settings import RUN_FILE, TrainingSettings
 from midlayer_encoders.extras.training.fitting import METRICS, TrainingRecord, read_record, train, write_record
 from midlayer_encoders.extras.training.tuning_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.files import folder_lock, read_json, write_file

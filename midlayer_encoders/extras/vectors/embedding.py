@@ -19,7 +19,7 @@ from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import atomic_write, check_links, folder_lock, write_file
+from midlayer_encoders.files import atomic_write, folder_lock, write_file
 from midlayer_encoders.reading.media_inputs import check_taken, medium_of, read_image
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, open_store, store_key
@@ -128,7 +128,6 @@ class EmbedRun:
             raise OptionError(
                 f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
             )
-        check_links(part, [part])
         with folder_lock(part):
             self._embed_and_write()
             shutil.rmtree(part, ignore_errors=True)
