@@ -37,7 +37,7 @@ class IntervalSettings:
 
     Attributes:
         resamples: Random halves of the texts, for the intervals. At least 2.
-        confidence: of the intervals, in ``(0, 1)``.
+        confidence: of the intervals, from 0.001 to 0.999.
     """
 
     resamples: int = 50
@@ -47,7 +47,7 @@ class IntervalSettings:
         check_fields(
             self,
             resamples=partial(check_count, minimum=2),
-            confidence=partial(check_number, minimum=1e-6, maximum=1 - 1e-6),
+            confidence=partial(check_number, minimum=0.001, maximum=0.999),
         )
 
 

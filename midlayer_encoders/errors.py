@@ -64,12 +64,21 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
         (" Did you mean 'mean'?", " Did you mean 'STS13'?")
         >>> did_you_mean("entropy", ["anisotropy", "prompt_entropy", "dataset_entropy"])
         " Did you mean 'prompt_entropy' or 'dataset_entropy'?"
+        >>> did_you_mean("entropyy", ["anisotropy", "prompt_entropy", "matrix_entropy"])
+        " Did you mean 'prompt_entropy' or 'matrix_entropy'?"
     """
-    names = {name.lower(): repr(name) for name in choices}
+    by_lowercase = {name.lower(): name for name in choices}
     word = word.lower()
-    containing = [name for name in names if len(word) > 2 and word in name][:3]
-    matches = get_close_matches(word, names, n=1, cutoff=0.85) or containing or get_close_matches(word, names, n=1)
-    return f" Did you mean {' or '.join(names[match] for match in matches)}?" if matches else ""
+    containing = [name for name in by_lowercase if len(word) > 2 and _holds(name, word)][:3]
+    very_close, close = (get_close_matches(word, by_lowercase, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
+    matches = very_close or containing or close
+    *others, last = [repr(by_lowercase[name]) for name in matches] or [""]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def _holds(name: str, word: str) -> bool:
+    """Return True if a name contains a word, or one of its parts is very close to it."""
+    return word in name or bool(get_close_matches(word, re.split("[_-]", name), n=1, cutoff=0.85))
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

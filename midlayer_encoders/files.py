@@ -167,13 +167,15 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         folder = next(parent for parent in path.absolute().parents if parent.exists()).resolve()
         free = shutil.disk_usage(folder).free
         # Rust libraries write the number of an error into the message only; numpy's `tofile` has none.
-        number = re.search(r"(?:Errno|os error) (\d+)", str(error))
-        if int(number[1]) not in _DISK_FULL if number else free > _FULL_DISK_BYTES and "free space" not in str(error):
+        found = re.search(r"(?:Errno|os error) (\d+)", str(error))
+        number = int(found[1]) if found else None
+        if number not in _DISK_FULL if found else free > _FULL_DISK_BYTES and "free space" not in str(error):
             raise
         disk = next(parent for parent in (folder, *folder.parents) if os.path.ismount(parent))
+        problem = "permits no such size" if number == errno.EFBIG else f"is full ({free / 2**20:.1f} MiB free)"
         raise DiskFullError(
-            f"The disk of {disk} is full ({free / 2**20:.1f} MiB free), or permits no file of this size: {path} was "
-            "not written. Existing files are unchanged: free some space, or write elsewhere, and run again."
+            f"The disk of {disk} {problem}: {path} was not written. Existing files are unchanged: free some space, or "
+            "write elsewhere, and run again."
         ) from error
 
 

@@ -63,10 +63,10 @@ def check_seed(value: object) -> int:
 
 def check_number(argument: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
     """Return a finite number from ``minimum`` to ``maximum`` as a ``float``."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            if minimum <= float(value) <= maximum and math.isfinite(value):
-                return float(value)
+    with suppress(OverflowError):
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan  # type: ignore[unreachable]
+        if math.isfinite(number) and minimum <= number <= maximum:
+            return number
     bounds = f"{minimum:g} or more" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
     raise OptionError(f"`{argument}` must be a finite number, {bounds}, but got {short_repr(value)}.")
 

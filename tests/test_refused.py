@@ -79,7 +79,7 @@ def test_sweep_accepts_metrics_none(encoder: LayerEncoder, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"confidence": "high"}, "`confidence` must be a finite number, from 0 to 1, but got 'high'"),
+        ({"confidence": "high"}, "`confidence` must be a finite number, from 0.001 to 0.999, but got 'high'"),
         ({"resamples": 2.5}, "`resamples` must be a whole number, 2 or more"),
         ({"texts": [*TEXTS, 3]}, r"`texts\[12\]` must be a string, but got 3"),
         ({"metrics": {"curvature"}}, "`metrics` must be .* Write a list of names"),

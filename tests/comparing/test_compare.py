@@ -195,7 +195,7 @@ def test_encoders_and_several_models_with_one_name(
         ({"metrics": ["cka"]}, "must be one of 'prompt_entropy'.*but got 'cka'"),
         ({"metrics": []}, "but got none"),
         ({"resamples": 1}, "`resamples` must be a whole number, 2 or more"),
-        ({"confidence": 1.0}, r"`confidence` must be in \(0, 1\)"),
+        ({"confidence": 1.0}, "`confidence` must be a finite number, from 0.001 to 0.999"),
         ({"pooling": "maen"}, "Did you mean 'mean'"),
     ],
 )

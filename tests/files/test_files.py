@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from safetensors.numpy import save_file
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
     atomic_write,
-    check_links,
     check_output_folder,
     check_writable,
     explain_full_disk,
@@ -31,7 +31,6 @@ from midlayer_encoders.files import (
     sealed,
     shell_path,
     write_file,
-    write_file_once,
     write_folder,
 )
 from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
@@ -55,11 +54,11 @@ def test_a_link_is_replaced_and_its_target_is_unchanged(leads: bool, tmp_path: P
 def test_the_first_of_several_writers_holds_for_all(tmp_path: Path) -> None:
     place = tmp_path / "plan.json"
     for content in (b"first", b"second"):
-        write_file_once(place, content)
+        write_file(place, content, once=True)
     assert place.read_bytes() == b"first"
     lost = tmp_path / "lost.json"
     lost.symlink_to(tmp_path / "nowhere")
-    write_file_once(lost, b"first")
+    write_file(lost, b"first", once=True)
     assert (lost.read_bytes(), (tmp_path / "nowhere").exists()) == (b"first", False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lost.json", "plan.json"]
 
@@ -138,8 +137,8 @@ def _write_weights(folder: Path) -> None:
 
 def test_a_folder_of_a_read_only_disk_is_named(read_only_disk: Path) -> None:
     folder = read_only_disk / "out"
-    for write in (write_file, write_file_once):
-        with pytest.raises(FolderError, match=rf"The folder {folder} is not writable: choose another path"):
+    for write in (write_file, partial(write_file, once=True)):
+        with pytest.raises(FolderError, match=rf"{folder} cannot be written \(Read-only file system\) because of"):
             write(folder / "file", b"content")
 
 
@@ -149,9 +148,9 @@ def test_a_file_that_exceeds_the_largest_one_permitted_is_named(tmp_path: Path) 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
     try:
-        with pytest.raises(DiskFullError, match=rf"{path} was not written: it is larger than its disk, or `ulimit -f`"):
+        with pytest.raises(DiskFullError, match=rf"permits no such size: {path} was not written"):
             write_file(path, bytes(2**21))
-        with pytest.raises(DiskFullError, match="is larger"), atomic_write(path) as temporary:
+        with pytest.raises(DiskFullError, match="no such size"), atomic_write(path) as temporary:
             save_file({"zeros": np.zeros(2**21, np.uint8)}, temporary)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -172,40 +171,23 @@ def test_the_free_space_of_a_full_disk_is_in_mebibytes(tmp_path: Path, monkeypat
 def test_a_folder_that_is_a_file_or_a_dangling_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "lost").symlink_to("nowhere")
-    with pytest.raises(FolderError, match=rf"{tmp_path}/file/out must be a folder, but {tmp_path}/file is a file"):
+    with pytest.raises(FolderError, match=rf"{tmp_path}/file/out cannot be written \(.*\) because of {tmp_path}/file:"):
         make_folder(tmp_path / "file" / "out")
-    with pytest.raises(
-        FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is not a folder: remove it"
-    ):
+    with pytest.raises(FolderError, match=rf"{tmp_path}/lost/out cannot be written \(.*\) because of {tmp_path}/lost:"):
         make_folder(tmp_path / "lost" / "out")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     make_folder(tmp_path / "link")
 
 
-def test_links_inside_a_folder_may_not_lead_out_of_it(tmp_path: Path) -> None:
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    (home / "mteb" / "results").mkdir(parents=True)
-    elsewhere.mkdir()
-    (home / "mteb" / "same").symlink_to(home / "mteb" / "results")
-    (tmp_path / "linked").symlink_to(home)
-    for out in (home, tmp_path / "linked"):
-        check_links(out, [out / "mteb", out / "none"])
-    (home / "mteb" / "results" / "m").symlink_to(elsewhere)
-    (home / "embeddings").symlink_to(elsewhere)
-    for out in (home, tmp_path / "linked"):
-        for name in ("mteb", "embeddings"):
-            with pytest.raises(OptionError, match=f"must not contain links.* is a link to {elsewhere}: remove the"):
-                check_links(out, [out / name])
-
-
 def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> None:
     with scratch(tmp_path) as aside:
         (aside / "folder").mkdir(parents=True)
     assert not aside.exists()
-    old, young, own_options = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
+    old, young, own_options = (tmp_path / name for name in (f".{'a' * 8}.tmp", f".{'b' * 8}.tmp", ".mine.tmp"))
     for path in (old, young, own_options):
-        path.write_text("half")
+        path.mkdir()
+        (path / "new").write_text("half")
     for path, age in ((old, 3700), (own_options, 3700), (young, 3500)):
         os.utime(path, (time.time() - age,) * 2)
     remove_leftovers.cache_clear()  # as another process has it
@@ -243,7 +225,10 @@ def test_one_run_writes_to_a_folder_and_its_lock_dies_with_it(tmp_path: Path) ->
 
 def test_folder_lock_of_a_read_only_disk_raises(read_only_disk: Path) -> None:
     folder = read_only_disk / "out"
-    with pytest.raises(FolderError, match=rf"{folder} is not writable \(Read-only file system\)"), folder_lock(folder):
+    with (
+        pytest.raises(FolderError, match=rf"{folder} cannot be written \(Read-only file system\)"),
+        folder_lock(folder),
+    ):
         pass
 
 
@@ -270,7 +255,10 @@ def test_no_lock_is_written_through_a_link(tmp_path: Path) -> None:
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
     (tmp_path / "mine.txt").unlink()
-    with pytest.raises(FolderError, match="must be a file, but is a symbolic link"), folder_lock(tmp_path / "home"):
+    with (
+        pytest.raises(FolderError, match="must be a file, but is a symbolic link or a folder"),
+        folder_lock(tmp_path / "home"),
+    ):
         pass
 
 

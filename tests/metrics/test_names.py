@@ -33,7 +33,7 @@ def test_make_metrics_accepts_all_paper_and_names() -> None:
 
 @pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
 def test_make_metrics_suggests_names(names: str | list[str]) -> None:
-    with pytest.raises(OptionError, match="Did you mean 'prompt_entropy' or 'dataset_entropy' or 'matrix_entropy'"):
+    with pytest.raises(OptionError, match="Did you mean 'prompt_entropy', 'dataset_entropy' or 'matrix_entropy'"):
         make_metrics(["entropy"], layers=[0])
     with pytest.raises(OptionError, match="Did you mean 'curvature'"):
         make_metrics(names, [0])

@@ -135,7 +135,7 @@ def test_folder_is_never_moved_over_another_or_used_as_a_label(tmp_path: Path) -
         open_store(tmp_path)
     shard.rmdir()
     replace_with(tmp_path / "k" / "store.json", "folder")
-    with pytest.raises(FolderError, match=r"store\.json must be a file, but is a folder: move it away"):
+    with pytest.raises(FolderError, match=r"store\.json cannot be written \(Is a directory\) because of"):
         open_store(tmp_path)
 
 

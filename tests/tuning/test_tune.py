@@ -183,7 +183,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"layer": 0, "lora": 4}, OptionError, "`lora` must be False for layer 0"),
         ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
         ({"truncate_dim": 8}, OptionError, r"`truncate_dim` must be left out.* Pass matryoshka=\[8\]"),
-        ({"out": None}, OptionError, "`out` must be a folder, but got None"),
+        ({"out": None}, OptionError, "`out` must be a path, but got ''"),
         ({"pairs": ["a", "b"]}, OptionError, "`pairs` must hold dicts, as .* but got 'a'"),
         ({"pairs": [{1: "a"}]}, OptionError, "`pairs` must hold dicts, as .* but got {1: 'a'}"),
     ],

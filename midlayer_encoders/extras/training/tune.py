@@ -14,9 +14,9 @@ from torch import nn
 from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import option_names
-from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, checked_folder
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, checked_folder
 from midlayer_encoders.extras.training.fitting import check_training
 from midlayer_encoders.extras.training.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.extras.training.runs import DistillResult, Run, TuneResult, cut_encoder

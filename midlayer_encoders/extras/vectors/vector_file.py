@@ -6,9 +6,9 @@ from typing import Any
 
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget, check_budget
-from midlayer_encoders.extras.settings import check_out
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
+from midlayer_encoders.extras.settings import check_out
 from midlayer_encoders.extras.vectors.embedding import EmbedRun
 from midlayer_encoders.validation import check_list, check_progress
 
