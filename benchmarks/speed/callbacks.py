@@ -2,13 +2,14 @@
 
     python -m benchmarks.speed.callbacks cost                      # a tiny model on a CPU
     python -m benchmarks.speed.callbacks cost --device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048
-    python -m benchmarks.speed.callbacks equality [--device cuda]
+    python -m benchmarks.speed.callbacks cost --sharded --device cuda …    # FSDP2, in one process
+    python -m benchmarks.speed.callbacks equality [--device cuda] [--sharded]
 
 ``cost`` computes the added time from the parts of the callback (preparation, first measurement, later ones, end) and the
 step time of the run without it, so a short run (``--steps 96``) gives it for any number of steps. ``equality`` trains
 three times in each case (twice without the callback, once with it), eager and compiled, with default and deterministic
 algorithms, and compares every loss and every weight. They write ``results/callbacks_DEVICE.md`` and
-``results/callback_equality_DEVICE.md``.
+``results/callback_equality_DEVICE.md``, for sharded models ``results/callbacks_sharded_DEVICE.md`` and so on.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from midlayer_encoders.callbacks._settings import is_due
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 
 from benchmarks.data import RESULTS
 from benchmarks.pretraining.corpus import Windows, train_tokenizer
@@ -54,18 +57,29 @@ def probe_texts(number: int, words: int = 60) -> list[str]:
     return [" ".join("".join(map(chr, word)) for word in text) for text in letters.tolist()]
 
 
+class Sharded(Pretraining):
+    """Shards its blocks and the rest of its model with FSDP2."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for module in (*self.model.backbone.layers, self.model):
+            fully_shard(module, mesh=mesh)
+
+
 def fit(
     given: argparse.Namespace, callbacks: list[Any], *, compiled: bool, steps: int, dropout: float = 0.0
 ) -> Pretraining:
     """Train once from fixed seeds, in bfloat16 on a GPU."""
     cuda, size = given.device == "cuda", Size(given.blocks, given.width, length=given.length)
     variant = replace(VARIANTS["first-causal"], steps=steps)
-    module = Pretraining(language_model(variant, size, dropout=dropout), variant, compiled=compiled)
+    kind: Any = Sharded if given.sharded else Pretraining
+    module: Pretraining = kind(language_model(variant, size, dropout=dropout), variant, compiled=compiled)
     tokens = torch.randint(3, size.vocab, (1_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     trainer = pl.Trainer(
         max_steps=steps, max_epochs=1, callbacks=callbacks, logger=False, devices=1, accelerator="gpu" if cuda else "cpu",
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         precision="bf16-mixed" if cuda else "32-true",
+        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1) if given.sharded else "auto",
     )  # fmt: skip
     trainer.fit(module, Windows(tokens.to(given.device), steps, given.batch, given.length))
     return module
@@ -180,7 +194,7 @@ def cost(given: argparse.Namespace) -> str:
     promised = given.device == "cpu" or torch.are_deterministic_algorithms_enabled()
     step, words = plain["step"], " ".join(sys.argv[1:])
     parts = [1e3 * seconds for seconds in (look.preparing, look.visits[0], look.each, look.recording, look.ending)]
-    return f"""# A training run with and without the callback ({given.device})
+    return f"""# A training run with and without the callback ({given.device}{", FSDP2" if given.sharded else ""})
 
 `python -m benchmarks.speed.callbacks {words}`: {device_name(given.device)}, torch {torch.__version__}, {plain["parameters"]:.1f}M
 parameters, the callback's default options ({len(look.visits)} measurements of {given.texts} texts), {given.steps} steps.
@@ -284,7 +298,8 @@ def equality_page(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
         f"{given.blocks} blocks of width {given.width}, {given.steps} steps of {given.batch} x {given.length} tokens"
     )
     lines = [
-        f"# Bitwise equality of training runs with and without the callback ({'GPU' if cuda else 'CPU'})", "",
+        f"# Bitwise equality of training runs with and without the callback ({'GPU' if cuda else 'CPU'}"
+        f"{', FSDP2' if given.sharded else ''})", "",
         f"`python -m benchmarks.speed.callbacks equality`: {device_name(given.device)}, torch {torch.__version__}, a GPTNeoX with "
         f"{shape}, dropout 0.1, {'bfloat16 autocast' if cuda else 'float32'}, a measurement every 2 steps. Every loss and every "
         "weight is compared; runs that differ show their largest differences.", "",
@@ -303,6 +318,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     names = ("blocks", "width", "batch", "length", "steps")
     for name in names:
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--sharded", action="store_true", help="shard the model with FSDP2, in one process")
     parser.add_argument("--texts", type=int, default=64, help="that `cost` measures")
     parser.add_argument("--metrics", default="paper", help="that `equality` measures")
     parser.add_argument("--runs", type=Path, default=Path("runs/callbacks"))
@@ -323,6 +339,7 @@ def main() -> None:
         return
     text = cost(given) if given.what == "cost" else equality(given)
     name = "callbacks" if given.what == "cost" else "callback_equality"
+    name += "_sharded" * given.sharded
     (given.out or RESULTS / f"{name}_{given.device}.md").write_text(text, encoding="utf8")
     print(text)
 

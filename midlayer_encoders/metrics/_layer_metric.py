@@ -100,7 +100,8 @@ class LayerMetric(Metric):
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         values = {name: options.pop(name, default) for name, default in self._option_defaults.items()}
-        super().__init__(**options)
+        # torchmetrics would gather in a group of one process, too, and fail if it has no backend for the device.
+        super().__init__(**{"distributed_available_fn": is_distributed, **options})
         self.options = values
         if self._check is not None:
             self._check(**{name: values[name] for name in inspect.signature(self._check).parameters})

@@ -1,6 +1,7 @@
 """Two processes that share the texts give the same as one process with all texts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import METRICS
+from midlayer_encoders.metrics import METRICS, PromptEntropy
 from tests.metrics.feeding import Corpus, corpus, feed, make
 from tests.metrics.test_layer_metric import SAMPLES
 
@@ -63,3 +64,16 @@ def test_two_processes_give_the_same_as_one(tmp_path: Path) -> None:
                     equal_nan=True,
                     msg=lambda text, name=name, shard=shard: f"{name}, {shard}: {text}",
                 )
+
+
+def test_compute_in_a_group_of_one_process_gathers_nothing(tmp_path: Path) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("gathered")
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        metric = PromptEntropy([0], dist_sync_fn=fail)
+        metric.update(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool), layer=0)
+        assert metric.compute().isfinite().all()
+    finally:
+        dist.destroy_process_group()
