@@ -305,16 +305,11 @@ def parse_amount(text: str) -> float:
 
 def _print_board(result: Board, out: Path) -> None:
     """Write the page of a board, and print its table and the best encoder."""
-    from midlayer_encoders.extras.boards.sweep_board import cost_cells
-
     page = result.to_html(out if out.suffix == ".html" else out / "board.html")
     tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
-    rows = []
-    for run in result.runs:
-        layer = f"{run.best.layer} of {run.summary.num_layers}"
-        rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *cost_cells(run.best)])
-    columns = ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
-    _output.print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
+    columns, *rows = result.table()
+    cells = [[escape(cell) for cell in row] for row in rows]
+    _output.print_table(columns, cells, title=f"Best layer of each run on {tasks}", left=("run",))
     for remark in result.remarks:
         _output.print_text(remark)
     _output.print_report(page)

@@ -1,10 +1,9 @@
-"""Runs for boards with given scores and costs, so that their drawings can be checked."""
+"""Saved sweeps with given scores and costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.extras.boards.sweep_board import Run
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.report.made_frames import rows_frame
@@ -19,23 +18,6 @@ def score_rows(scores: Scores, model: str = "m", revision: str = "default") -> l
         for task, values in scores.items()
         for layer, value in enumerate(values)
     ]
-
-
-def make_run(
-    name: str,
-    scores: Scores,
-    *,
-    parameters: Any = None,
-    milliseconds: Mapping[int, float] | None = None,
-    bytes: int = 0,  # noqa: A002
-    **more: Any,
-) -> Run:
-    """Return a run of a board on its own tasks."""
-    seconds = {layer: 0.001 * time for layer, time in (milliseconds or {}).items()}
-    costs = {"parameters": parameters or {}, "seconds": seconds, "timing": {"texts": 1}, "dimensions": bytes // 4}
-    notes = Notes("", "m", how={}, **costs, **more)  # type: ignore[arg-type]
-    result = SweepResult(rows_frame(score_rows(scores)), None, notes)
-    return Run(result, Path("folder"), "plain", name)
 
 
 def make_sweep(

@@ -16,6 +16,7 @@ from sentence_transformers.util import quantize_embeddings
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.boards.sweep_board import Point
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.compression import Compression, make_compressions, vector_bytes
@@ -183,14 +184,16 @@ def test_best_layer_its_encoder_and_card_have_the_choice(compressed: SweepResult
 def test_board_has_bytes_of_each_choice(compressed: SweepResult) -> None:
     result = board(compressed.folder, max_bytes=20)
     assert len(result.runs) == 12
-    costs = {run.name.partition(" with ")[2]: run.best.costs["bytes"] for run in result.runs}
+    best = {row["run"].partition(" with ")[2]: row for row in result.to_frame().filter("best").to_dicts()}
+    costs = {name: row["bytes"] for name, row in best.items()}
     assert costs["20 dims, int8"] == 20
     assert costs["20 dims, binary"] == 3
     assert costs["plain+normalize, binary"] == 4
     assert result.best().notes.compression["dims"] in (WIDTH, *DIMS)
     chosen = result.chosen()
     assert chosen.costs["bytes"] <= 20
-    lines = result.lines(next(run for run in result.runs if run.name.endswith("with 20 dims, int8")).best)
+    small = best["20 dims, int8"]
+    lines = result.lines(Point(small["run"], small["layer"], small["score"], {}))
     assert "truncate_dim=20" in lines["Python"]
     assert lines["Python"].endswith('# then encode(texts, precision="int8")')
     assert lines["shell"].endswith("--precision int8")
