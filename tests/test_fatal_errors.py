@@ -19,7 +19,7 @@ import midlayer_encoders
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-from midlayer_encoders.comparing.progression import _CheckpointMeasurer
+from midlayer_encoders.comparing.progression import _measure_steps, _Step
 from midlayer_encoders.encoder import build
 from midlayer_encoders.errors import FATAL, CutError, DiskFullError, FolderError
 from midlayer_encoders.extras.scaling.units import call_unit, run_units
@@ -62,10 +62,10 @@ def score_with_mteb(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(_CheckpointMeasurer, "_measure", lambda *_: fail())
+    monkeypatch.setattr(_Step, "_measure", lambda *_: fail())
     identity: Any = SimpleNamespace(metrics=["curvature"], views=2)
-    measurer = _CheckpointMeasurer(identity, ["a"], [], None, None)  # type: ignore[arg-type]
-    return measurer.measure([SimpleNamespace(name=name) for name in ("step1", "step2")], None)  # type: ignore[misc]
+    checkpoints: Any = [SimpleNamespace(name=name) for name in ("step1", "step2")]
+    return _measure_steps([_Step(each, identity, ["a"], [], None, None) for each in checkpoints], None, None)  # type: ignore[arg-type]
 
 
 def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -141,7 +141,7 @@ def measure_in_training(method: str) -> Callable[..., Any]:
 PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/sweeping/task_scoring.py:_score_at_once": (score_at_once, []),
     "midlayer_encoders/sweeping/mteb_jobs.py:run_job": (score_with_mteb, []),
-    "midlayer_encoders/comparing/progression.py:measure": (measure_checkpoints, []),
+    "midlayer_encoders/comparing/progression.py:_measure_steps": (measure_checkpoints, []),
     "midlayer_encoders/sweeping/process_pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
     "midlayer_encoders/extras/scaling/units.py:call_unit": (run_unit, []),

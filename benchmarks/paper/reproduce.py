@@ -20,7 +20,7 @@ from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
-from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
 from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.labels import number
@@ -165,6 +165,7 @@ def _chosen_by_rules(frame: pl.DataFrame) -> pl.DataFrame:
     for (task,), part in scores.group_by("dataset", maintain_order=True):
         task_metrics = measured.filter(pl.col("dataset") == task)
         task_curves = curves(pl.concat([part, measured if task_metrics.is_empty() else task_metrics]))
+        subject = NamedSubject(task_curves.model, task_curves.revision, task_curves.num_layers)
         for rule in ("best", *_RULES):
             try:
                 layer = best if rule == "best" else choose(task_curves, rule)[0]
@@ -172,7 +173,7 @@ def _chosen_by_rules(frame: pl.DataFrame) -> pl.DataFrame:
                 continue
             nearest = min(task_curves.score, key=lambda scored: (abs(scored - layer), scored))
             values = {nearest: task_curves.score[nearest]}
-            rows += tidy_rows(values, task_curves, kind="score", dataset=str(task), name=rule)
+            rows += tidy_rows(values, subject, kind="score", dataset=str(task), name=rule)
     chosen = tidy_frame(rows)
     common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
     return chosen if common.is_empty() else common

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from midlayer_encoders._types import content_digest
-from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
@@ -73,26 +73,25 @@ def find_checkpoints(
         OptionError: fewer than two checkpoints, equal steps, a missing checkpoint, different numbers of blocks.
         ModelNotFoundError: a revision that the hub does not have, or a hub that cannot be reached.
     """
-    if isinstance(revisions, str):
-        raise OptionError(f"`revisions` must be a list of revisions, but got a string. Write [{revisions!r}].")
     check_text("model", model)
-    revisions = None if revisions is None else check_texts("revisions", revisions, minimum=0)
-    for name in (model, *(revisions or ())):
-        if name.endswith(".ckpt"):
-            raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")
+    names = None if revisions is None else check_texts("revisions", revisions, minimum=0)
     if is_folder(model):
-        checkpoints = _checkpoints_in_folder(expand_home(model), revisions)
-    elif revisions:
+        folder = expand_home(model)
+        subfolders = [_checkpoint_at(path) for path in folder.iterdir() if _is_checkpoint(path)]
+        inside = sorted(subfolders, key=attrgetter("step"))
+        if not (inside or names):
+            raise OptionError(f"`model` must be a folder with checkpoints in it. {_describe_contents(folder)}")
+        checkpoints = inside if names is None else [_find_checkpoint(name, inside, folder) for name in names]
+    elif names:
         checkpoints = [
-            _checkpoint_at(name) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
-            for name in revisions
+            _checkpoint_at(name) if _is_path(name) else Checkpoint(name, step_of(name), model, name) for name in names
         ]
     else:
         raise OptionError(
-            f"`revisions` must be given for a model on the hub, as ['step1000', 'step2000'], but got none; "
+            f"`revisions` must be given for a model on the hub, such as ['step1000', 'step2000'], but got none; "
             f"{model!r} is not a local folder."
         )
-    checkpoints.sort(key=lambda checkpoint: checkpoint.step)
+    checkpoints.sort(key=attrgetter("step"))
     _check_checkpoints(checkpoints, trust_remote_code)
     return checkpoints
 
@@ -102,31 +101,17 @@ def is_folder(name: str) -> bool:
     return exists(expand_home(name)) and expand_home(name).is_dir()
 
 
-def _checkpoints_in_folder(folder: Path, revisions: Sequence[str] | None) -> list[Checkpoint]:
-    paths = [path for path in folder.iterdir() if _is_checkpoint(path)]
-    paths.sort(key=lambda path: step_of(path.name))
-    checkpoints = {path.name: _checkpoint_at(path) for path in paths}
-    if revisions is None:
-        if not checkpoints:
-            raise OptionError(f"`model` must be a folder with checkpoints in it. {_folder_contents(folder)}")
-        return list(checkpoints.values())
-    return [_checkpoint_in_folder(name, checkpoints, folder) for name in revisions]
-
-
-def _checkpoint_in_folder(name: str, checkpoints: dict[str, Checkpoint], folder: Path) -> Checkpoint:
-    """Return the checkpoint with a name, a step or a path."""
-    if name in checkpoints:
-        return checkpoints[name]
-    if _is_path(name):
-        return _checkpoint_at(name)
-    step = int(name) if name.isdecimal() and len(name) < 19 else step_of(name)
-    matches = [checkpoint for checkpoint in checkpoints.values() if checkpoint.step == step]
+def _find_checkpoint(name: str, checkpoints: Sequence[Checkpoint], folder: Path) -> Checkpoint:
+    """Return the checkpoint in a folder with a name or a step, or the one at a path."""
+    by_name = {checkpoint.name: checkpoint for checkpoint in checkpoints}
+    if name in by_name or _is_path(name):
+        return by_name.get(name) or _checkpoint_at(name)
+    step = int(name) if name.isdecimal() else step_of(name)
+    matches = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
     if len(matches) != 1:
-        names = ", ".join(checkpoints) or "none"
         raise OptionError(
             f"`revisions` must name checkpoints in {folder}, but {name!r} is {'two' if matches else 'none'} of them. "
-            f"There are: {names}.{did_you_mean(name, checkpoints)}"
-            + ("" if checkpoints else f" {_folder_contents(folder)}")
+            f"There are: {', '.join(by_name) or 'none'}.{did_you_mean(name, by_name)}"
         )
     return matches[0]
 
@@ -148,7 +133,7 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def _folder_contents(folder: Path) -> str:
+def _describe_contents(folder: Path) -> str:
     """Return what a folder without checkpoints contains, and the cure."""
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     contents = f"It holds {', '.join(names[:8])}{', …' if len(names) > 8 else ''}." if names else "It is empty."
@@ -161,38 +146,28 @@ def _folder_contents(folder: Path) -> str:
 
 def _check_checkpoints(checkpoints: Sequence[Checkpoint], trust_remote_code: bool) -> None:
     """Raise before weights are loaded if checkpoints, in the order of their steps, cannot be compared."""
-    for previous, checkpoint in pairwise(checkpoints):
-        if previous.step == checkpoint.step:
-            raise OptionError(
-                f"`revisions` must be of different steps, but {previous.name!r} and {checkpoint.name!r} are both of "
-                f"step {checkpoint.step}; drop one."
-            )
     if len(checkpoints) < 2:
         raise OptionError(
             f"`revisions` must be two or more, but got {checkpoints[0].name!r} alone. "
             "For one model use `midlayer metrics`."
         )
-    for checkpoint in checkpoints:  # transformers would create an empty tokenizer, which drops every text
-        folder = Path(checkpoint.source)
+    depths = {}
+    for position, checkpoint in enumerate(checkpoints):
+        previous, folder = checkpoints[position - 1], Path(checkpoint.source)
+        if position and previous.step == checkpoint.step:
+            raise OptionError(
+                f"`revisions` must be of different steps, but {previous.name!r} and {checkpoint.name!r} are both of "
+                f"step {checkpoint.step}; drop one."
+            )
+        # transformers would create an empty tokenizer, which drops every text
         if checkpoint.revision is None and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
             raise OptionError(
                 f"`revisions` must have their tokenizer with them, but {checkpoint.source} has none. Write it there "
                 "with `tokenizer.save_pretrained(folder)`; a Trainer does so with `processing_class=tokenizer`."
             )
-    depths = {checkpoint.name: _depth(checkpoint, trust_remote_code) for checkpoint in checkpoints}
+        local = local_only(checkpoint.source, checkpoint.revision)
+        config = load_config(checkpoint.source, checkpoint.revision, local=local, trust_remote_code=trust_remote_code)
+        depths[checkpoint.name] = getattr(config, "num_hidden_layers", None)
     if len(set(depths.values()) - {None}) > 1:
         listing = ", ".join(f"{name} has {depth}" for name, depth in list(depths.items())[:6])
         raise OptionError(f"`revisions` must be one model, with as many blocks at every step, but {listing}.")
-
-
-def _depth(checkpoint: Checkpoint, trust_remote_code: bool) -> int | None:
-    """Return the number of blocks in a config; ``None`` for a folder without one, which loading rejects later."""
-    local = local_only(checkpoint.source, checkpoint.revision)
-    try:
-        config = load_config(checkpoint.source, checkpoint.revision, local=local, trust_remote_code=trust_remote_code)
-    except ModelNotFoundError:
-        if checkpoint.revision is None:
-            return None
-        raise
-    depth = getattr(config, "num_hidden_layers", None)
-    return depth if isinstance(depth, int) else None

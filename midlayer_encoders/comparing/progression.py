@@ -95,6 +95,17 @@ class _StepIdentity:
         """Return twelve hexadecimal digits that depend on every setting and on the checkpoint's files."""
         return content_digest(json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True))
 
+    def describe(self, num_texts: int) -> dict[str, str]:
+        """Return how the steps are measured, for the page."""
+        return {
+            "texts": f"{num_texts} ({self.dataset}, digest {self.texts})",
+            "views": f"seed {self.seed}",
+            "norm": "final",
+            "pooling": "mean",
+            **{name.replace("_", " "): str(value) for name, value in self.options.items()},
+            **versions(),
+        }
+
 
 def progression(
     model: str,
@@ -115,7 +126,7 @@ def progression(
 
     One model is in memory at a time. All steps read the same texts and the same views of them. With ``out``, each
     step's frame is written as soon as it is measured, so an interrupted run resumes; another model, option, text or
-    changed checkpoint is measured anew. A revision that fails is listed in ``failures``, and the run continues.
+    changed checkpoint is measured again. A revision that fails is listed in ``failures``, and the run continues.
 
     Args:
         model: name on the hub, or a folder with sub-folders such as ``checkpoint-500`` or ``step500``.
@@ -141,11 +152,8 @@ def progression(
     """
     encoder_options = make_options(options, norm="none")
     if encoder_options.revision is not None:
-        raise OptionError(
-            f"`revision` must be left out, because `revisions` names them, but got {encoder_options.revision!r}."
-        )
+        raise OptionError(f"`revision` cannot be combined with `revisions`, but got {encoder_options.revision!r}.")
     texts = check_texts("texts", texts, minimum=2)
-    seed = check_seed(seed)
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
@@ -158,95 +166,89 @@ def progression(
         metrics=metrics if isinstance(metrics, str) else tuple(metrics),
         layers=layers if isinstance(layers, str) else tuple(layers),
         views=views,
-        seed=seed,
+        seed=check_seed(seed),
         dataset=dataset,
         texts=content_digest(json.dumps(texts)),
         options=encoder_options.recreating(),
     )
-    text_views = augment(texts, views=num_views, seed=seed) if num_views else []
-    folder = Path(out) if out is not None else None
-    absolute = None if folder is None else folder.absolute()  # for jobs
-    measurer = _CheckpointMeasurer(identity, texts, text_views, absolute, encoder_options)
-    how = {
-        "texts": f"{len(texts)} ({dataset}, digest {identity.texts})",
-        "views": f"seed {seed}",
-        "norm": "final",
-        "pooling": "mean",
-        **{name.replace("_", " "): str(value) for name, value in identity.options.items()},
-        **versions(),
-    }
-    names = [checkpoint.name for checkpoint in checkpoints]
+    text_views = augment(texts, views=num_views, seed=identity.seed) if num_views else []
+    folder = None if out is None else Path(out)
+    steps = [
+        _Step(checkpoint, identity, texts, text_views, folder and folder.absolute(), encoder_options)
+        for checkpoint in checkpoints
+    ]
     with nullcontext() if folder is None else folder_lock(folder):
-        errors: dict[str, str] = {}
-        if executor is not None and folder is not None:
-            from midlayer_encoders.extras.scaling.units import run_units
-
-            units = [_CheckpointUnit(measurer, checkpoint) for checkpoint in checkpoints]
-            failed = run_units(units, executor, stage=Stage(progress, "units"))
-            errors = {unit.label: str(error) for unit, error in failed.items()}
-            checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name not in errors]
-            progress = None  # the steps are read from their files
-        frames, new_errors = measurer.measure(checkpoints, progress)
-        errors |= new_errors
-        failures = {name: errors[name] for name in names if name in errors}
+        frames, failures = _measure_steps(steps, executor, progress)
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
-        frame = pl.concat([frames[name] for name in names if name in frames])
-        result = ProgressionResult(frame, folder, how, failures)
+        result = ProgressionResult(pl.concat(frames), folder, identity.describe(len(texts)), failures)
         if folder is not None:
             result.save()
     return result
 
 
-@dataclass(frozen=True)
-class _CheckpointMeasurer:
-    """Measures one checkpoint after the other."""
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A checkpoint to measure; a unit of work for an executor.
 
+    Attributes:
+        checkpoint: the model.
+        identity: the settings.
+        texts: all texts.
+        views: views of the texts, if a metric needs some.
+        folder: absolute, ``None`` if nothing is written.
+        options: of the encoder.
+    """
+
+    checkpoint: Checkpoint
     identity: _StepIdentity
     texts: Sequence[str]
     views: Sequence[Sequence[str]]
     folder: Path | None
     options: EncoderOptions
 
-    def measure(
-        self, checkpoints: Sequence[Checkpoint], progress: Progress | None
-    ) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-        """Return the frames of the checkpoints by name, and the errors of those that failed."""
-        frames: dict[str, pl.DataFrame] = {}
-        failures: dict[str, str] = {}
-        count = num_passes(self.identity.metrics, views=self.identity.views) * len(self.texts)
-        for position, checkpoint in enumerate(checkpoints):
-            stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
-            try:
-                make = partial(self._measure, checkpoint, stage, count)
-                path = self.path(checkpoint)
-                frames[checkpoint.name] = make() if path is None else kept_frame(path, make)
-                if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
-                    stage.step(rest)
-            except (OptionError, TooFewTextsError, *FATAL):  # every step would fail alike
-                raise
-            except Exception as error:
-                failures[checkpoint.name] = error_summary(error)
-        return frames, failures
+    @property
+    def label(self) -> str:
+        """The name of the checkpoint."""
+        return self.checkpoint.name
 
-    def path(self, checkpoint: Checkpoint) -> Path | None:
-        """Return the file of a checkpoint's frame; ``None`` if nothing is written."""
+    @property
+    def num_inputs(self) -> int:
+        """The number of texts that the model reads, with their copies and views."""
+        return num_passes(self.identity.metrics, views=self.identity.views) * len(self.texts)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the frame; ``None`` if nothing is written."""
         if self.folder is None:
             return None
-        return self.folder / "steps" / f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
+        return self.folder / "steps" / f"step{self.checkpoint.step}.{self.identity.key(self.checkpoint)}.parquet"
 
-    def _measure(self, checkpoint: Checkpoint, stage: Stage, count: int) -> pl.DataFrame:
+    @property
+    def is_done(self) -> bool:
+        """Whether the frame is written."""
+        return self.path is not None and self.path.is_file()
+
+    def run(self) -> None:
+        """Measure the checkpoint and write its frame, in a process of an executor."""
+        self.frame(Stage(None, self.label))
+
+    def frame(self, stage: Stage) -> pl.DataFrame:
+        """Return the frame, from its file if it is written; ``stage`` counts the texts of all passes."""
+        measure_step = partial(self._measure, stage)
+        return measure_step() if self.path is None else kept_frame(self.path, measure_step)
+
+    def _measure(self, stage: Stage) -> pl.DataFrame:
         start = stage.done
 
         def report(name: str, tokens: int, all_tokens: int) -> None:
             if name == "measuring":
-                stage.step(start + count * tokens // max(all_tokens, 1) - stage.done)
+                stage.step(start + self.num_inputs * tokens // max(all_tokens, 1) - stage.done)
 
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
-        options = {**self.options.changed(), "revision": checkpoint.revision}
-        encoder = complete_encoder(LayerEncoder, checkpoint.source, options)
+        options = {**self.options.changed(), "revision": self.checkpoint.revision}
         frame = measure(
-            encoder,
+            complete_encoder(LayerEncoder, self.checkpoint.source, options),
             self.texts,
             metrics=self.identity.metrics,
             layers=self.identity.layers,
@@ -255,29 +257,30 @@ class _CheckpointMeasurer:
             dataset=self.identity.dataset,
             progress=report,
         )
-        return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{checkpoint.step}"))
+        return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{self.checkpoint.step}"))
 
 
-@dataclass(frozen=True, eq=False)
-class _CheckpointUnit:
-    """Measures one checkpoint and writes its step, in a process of an executor."""
+def _measure_steps(
+    steps: Sequence[_Step], executor: Any, progress: Progress | None
+) -> tuple[list[pl.DataFrame], dict[str, str]]:
+    """Return the frames of checkpoints, and the error of each that failed, by name."""
+    errors: dict[str, str] = {}
+    if executor is not None:
+        from midlayer_encoders.extras.scaling.units import run_units
 
-    measurer: _CheckpointMeasurer
-    checkpoint: Checkpoint
-
-    @property
-    def label(self) -> str:
-        """The name of the checkpoint."""
-        return self.checkpoint.name
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the step is written."""
-        path = self.measurer.path(self.checkpoint)
-        return path is not None and path.is_file()
-
-    def run(self) -> None:
-        """Measure the checkpoint."""
-        _, failures = self.measurer.measure([self.checkpoint], None)
-        for error in failures.values():
-            raise MidlayerError(error)
+        failed = run_units(steps, executor, stage=Stage(progress, "units"))
+        errors = {step.label: str(failed[step]) for step in steps if step in failed}
+        progress = None  # the frames are read from their files
+    frames = []
+    for position, step in enumerate(steps):
+        stage = Stage(progress, step.label, step.num_inputs * len(steps), step.num_inputs * position)
+        try:
+            if step.label not in errors:
+                frames.append(step.frame(stage))
+                if (rest := step.num_inputs * (position + 1) - stage.done) > 0:  # the frame was read from its file
+                    stage.step(rest)
+        except (OptionError, TooFewTextsError, *FATAL):  # every step would fail alike
+            raise
+        except Exception as error:
+            errors[step.label] = str(error) if isinstance(error, MidlayerError) else error_summary(error)
+    return frames, errors

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import polars as pl
 
-from midlayer_encoders._types import content_digest
-from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders._types import EncoderSpec, content_digest
+from midlayer_encoders.errors import OptionError, counted, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
 
 #: The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction.
@@ -36,25 +36,15 @@ _NO_SEAL = b"midlayer-" + b"0" * 32  # what a checksum replaces
 _IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
 
 
-class Subject(Protocol):
-    """The model that a row describes; an ``EncoderSpec`` is a subject."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-
-    @property
-    def revision(self) -> str | None:
-        """Branch, tag, commit or training step; None for the default."""
-
-    @property
-    def num_layers(self) -> int:
-        """Number of blocks of the whole model."""
-
-
 @dataclass(frozen=True)
 class NamedSubject:
-    """A subject without a model in memory."""
+    """The model of a row, without its encoder.
+
+    Attributes:
+        model: name of the model.
+        revision: branch, tag, commit or training step; ``None`` for the default.
+        num_layers: number of blocks of the whole model.
+    """
 
     model: str
     revision: str | None
@@ -63,7 +53,7 @@ class NamedSubject:
 
 def tidy_rows(
     values: Mapping[int, float],
-    subject: Subject,
+    subject: EncoderSpec | NamedSubject,
     *,
     kind: Literal["score", "metric", "confirmed"],
     dataset: str,
@@ -152,27 +142,17 @@ dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did
 
 
 def _check_rows(frame: pl.DataFrame) -> None:
-    empty = {column: count for column, count in frame.null_count().row(0, named=True).items() if count}
-    if empty:
-        cells = ", ".join(f"{count} in {column!r}" for column, count in empty.items())
-        raise OptionError(f"`frame` must have no empty cells, but got {cells}; use NaN for missing values.")
-    kinds = frame["kind"].unique().sort().to_list()
-    if not set(kinds) <= set(KINDS):
-        raise OptionError(f"`frame`'s column 'kind' must hold {' or '.join(map(repr, KINDS))}, but got {kinds}.")
-    outside = frame.filter(~pl.col("depth").is_between(0, 1) | (pl.col("layer") < 0))
-    if len(outside):
-        row = outside.row(0, named=True)
-        raise OptionError(
-            "`frame` must have layers from 0 up and depths (layer / num_layers) in [0, 1], "
-            f"but got layer {row['layer']} at depth {row['depth']:g}."
-        )
-    repeated = frame.filter(frame.select(_IDENTITY).is_duplicated())
-    if len(repeated):
-        row = repeated.row(0, named=True)
-        raise OptionError(
-            f"`frame` must have one value for each {', '.join(_IDENTITY)}, but got several of {row['name']!r} on "
-            f"{row['dataset']!r} at layer {row['layer']}; drop the repeated rows."
-        )
+    mistakes = {
+        "empty cells; use NaN for missing values": pl.any_horizontal(pl.all().is_null()),
+        f"kinds other than {', '.join(KINDS)}": ~pl.col("kind").is_in(KINDS),
+        "layers below 0, or depths (layer / num_layers) outside [0, 1]": (pl.col("layer") < 0)
+        | ~pl.col("depth").is_between(0, 1),
+        f"several values for one {', '.join(_IDENTITY)}; drop the repeated rows": pl.struct(_IDENTITY).is_duplicated(),
+    }
+    for mistake, is_wrong in mistakes.items():
+        if len(rows := frame.filter(is_wrong)):
+            cells = ", ".join(f"{name} {cell!r}" for name, cell in rows.row(0, named=True).items())
+            raise OptionError(f"`frame` must have no {mistake}; {counted(len(rows), 'row')} like this: {cells}.")
 
 
 def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:

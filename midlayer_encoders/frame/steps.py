@@ -2,8 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 import polars as pl
@@ -12,8 +10,7 @@ from numpy.typing import NDArray
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import check_frame
 
-Values: TypeAlias = NDArray[np.float64]
-
+_CURVE = ["kind", "dataset", "name"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|checkpoint)[-_=]?(\d+)(?!\d)", flags=re.IGNORECASE)
 
 
@@ -35,18 +32,7 @@ class History:
     title: str
     steps: tuple[int, ...]
     layers: tuple[int, ...]
-    values: Values
-
-    @property
-    def span(self) -> float:
-        """The metric's range over all steps and layers; 0 without two finite values."""
-        finite = self.values[np.isfinite(self.values)]
-        return float(finite.max() - finite.min()) if finite.size else 0.0
-
-    def of_layer(self, layer: int) -> list[tuple[int, float]]:
-        """Return the steps at which a layer has a finite value, with the values."""
-        values = self.values[:, self.layers.index(layer)].tolist()
-        return [(step, value) for step, value in zip(self.steps, values, strict=True) if np.isfinite(value)]
+    values: NDArray[np.float64]
 
 
 def step_of(revision: str) -> int:
@@ -106,29 +92,43 @@ def histories(frame: pl.DataFrame) -> list[History]:
         >>> history.steps, history.values.tolist()
         ((1, 2), [[1.0, 2.0], [2.0, 3.0]])
     """
-    frame = check_frame(frame).filter(pl.col("kind") != "confirmed")  # repeated scores of a few layers
-    if frame.is_empty():
-        raise OptionError("`frame` must have at least one row, but got none: nothing was measured.")
-    models = frame["model"].unique(maintain_order=True).to_list()
-    if len(models) > 1:
-        raise OptionError(f"`frame` must hold one model here, but got {', '.join(models[:4])}; filter it first.")
-    step_by_revision = {revision: step_of(revision) for revision in frame["revision"].unique(maintain_order=True)}
-    steps = sorted(set(step_by_revision.values()))
-    if len(steps) < len(step_by_revision):
-        raise OptionError(
-            f"`frame` must have one revision for each step, but got {', '.join(step_by_revision)}; rename or drop some."
-        )
-    several = frame["dataset"].n_unique() > 1
+    table = _with_steps(frame)
+    steps = sorted(table["step"].unique())
+    several = table["dataset"].n_unique() > 1
     measured = []
-    for (_, dataset, name), rows in frame.group_by("kind", "dataset", "name", maintain_order=True):
-        layers = tuple(rows["layer"].unique().sort())
+    for (_, dataset, name), rows in table.group_by(_CURVE, maintain_order=True):
+        layers = sorted(rows["layer"].unique())
+        finite = rows.filter(pl.col("value").is_finite())
         values = np.full((len(steps), len(layers)), np.nan)
-        for revision, layer, value in rows.select("revision", "layer", "value").iter_rows():
-            if np.isfinite(value):
-                values[steps.index(step_by_revision[revision]), layers.index(layer)] = value
+        values[np.searchsorted(steps, finite["step"]), np.searchsorted(layers, finite["layer"])] = finite["value"]
         title = f"{name} ({dataset})" if several else str(name)
-        measured.append(History(str(name), str(dataset), title, tuple(steps), layers, values))
+        measured.append(History(str(name), str(dataset), title, tuple(steps), tuple(layers), values))
     return measured
+
+
+def _with_steps(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of one model with the column ``step``, each curve sorted by layer and step."""
+    frame = check_frame(frame).filter(pl.col("kind") != "confirmed")  # repeated scores of a few layers
+    models = frame["model"].unique(maintain_order=True).to_list()
+    if len(models) != 1:
+        raise OptionError(
+            f"`frame` must hold one model here, but got {', '.join(models[:4]) or 'no row: nothing was measured'}; "
+            "filter it first."
+        )
+    steps = {revision: step_of(revision) for revision in frame["revision"].unique(maintain_order=True)}
+    if len(set(steps.values())) < len(steps):
+        raise OptionError(
+            f"`frame` must have one revision for each step, but got {', '.join(steps)}; rename or drop some."
+        )
+    step = pl.col("revision").replace_strict(steps, return_dtype=pl.Int64)
+    first_row = pl.int_range(pl.len()).min().over(_CURVE)
+    return frame.with_columns(step=step).sort(first_row, "layer", "step")
+
+
+def _finite_steps(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return :func:`_with_steps` without other values than finite ones, and the range of each curve as ``span``."""
+    finite = _with_steps(frame).filter(pl.col("value").is_finite())
+    return finite.with_columns(span=(pl.col("value").max() - pl.col("value").min()).over(_CURVE))
 
 
 def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
@@ -153,15 +153,12 @@ def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
         >>> layer_changes(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")).select("layer", "relative").rows()
         [(0, 0.0), (1, 0.5)]
     """
-    rows = []
-    for history in histories(frame):
-        for layer in history.layers:
-            for (previous, before), (step, after) in pairwise(history.of_layer(layer)):
-                change = abs(after - before)
-                share = change / history.span if history.span else 0.0
-                rows.append((history.dataset, history.name, layer, previous, step, change, share))
-    schema = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "previous": pl.Int64, "step": pl.Int64}
-    return pl.DataFrame(rows, schema=schema | {"change": pl.Float64, "relative": pl.Float64}, orient="row")
+    layer = [*_CURVE, "layer"]
+    previous = pl.col("step").shift().over(layer)
+    change = pl.col("value").diff().abs().over(layer)
+    changes = _finite_steps(frame).with_columns(previous=previous, change=change).drop_nulls("previous")
+    relative = pl.when(pl.col("span") > 0).then(pl.col("change") / pl.col("span")).otherwise(0.0)
+    return changes.select("dataset", "name", "layer", "previous", "step", "change", relative=relative)
 
 
 def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
@@ -187,13 +184,8 @@ def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
     """
     if not 0 < within < 1:
         raise OptionError(f"`within` must be a share in (0, 1) of the metric's range, such as 0.1, but got {within}.")
-    rows = []
-    for history in histories(frame):
-        for layer in history.layers:
-            if values := history.of_layer(layer):
-                final = values[-1][1]
-                far = [place for place, (_, value) in enumerate(values) if abs(value - final) > within * history.span]
-                first_near = far[-1] + 1 if far else 0
-                rows.append((history.dataset, history.name, layer, values[first_near][0], final))
-    schema = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "step": pl.Int64, "final": pl.Float64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    layer = [*_CURVE, "layer"]
+    values = _finite_steps(frame).with_columns(final=pl.col("value").last().over(layer))
+    is_far = (pl.col("value") - pl.col("final")).abs() > within * pl.col("span")
+    near = values.filter(is_far.cum_sum(reverse=True).over(layer) == 0)
+    return near.group_by(layer, maintain_order=True).first().select("dataset", "name", "layer", "step", "final")

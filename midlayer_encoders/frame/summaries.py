@@ -146,28 +146,11 @@ def _remarks(unscored: list[str], average: Curve | None, incomplete: tuple[int, 
     if incomplete and average is None:
         remarks.append("No layer was scored on every task, so there is no average.")
     elif incomplete:
-        subject = f"Layer {incomplete[0]} was" if len(incomplete) == 1 else f"Layers {spans(incomplete)} were"
-        remarks.append(f"{subject} scored on some tasks only and left out of the average.")
+        layers = ", ".join(map(str, incomplete))
+        remarks.append(f"Layers that were scored on some tasks only are left out of the average: {layers}.")
     if average is not None and len(average.points) > 1 and average.last_layer < num_layers:
         remarks.append(f"The last layer of the average is {average.last_layer}; the model's own last is {num_layers}.")
     return remarks
-
-
-def spans(layers: tuple[int, ...]) -> str:
-    """Return layers as text, with ranges shortened.
-
-    Example:
-        >>> spans((0, 1, 2, 5, 8, 9))
-        '0 to 2, 5, 8, 9'
-    """
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    texts = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(texts)
 
 
 @dataclass(frozen=True)

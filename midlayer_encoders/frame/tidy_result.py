@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.frame.schema import parquet_bytes, read_parquet
 
@@ -29,10 +28,7 @@ class TidyResult:
 
     def to_pandas(self) -> Any:
         """Return the frame as a pandas frame."""
-        try:
-            return self.frame.to_pandas()
-        except ModuleNotFoundError as error:
-            raise MidlayerError("`to_pandas` needs pandas: pip install pandas.") from error
+        return self.frame.to_pandas()
 
 
 def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:

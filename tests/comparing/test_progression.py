@@ -170,7 +170,7 @@ def test_invalid_revisions_are_refused_before_reading_files(run: Path, tmp_path:
     refused("It is empty", model=tmp_path)
     (tmp_path / "epoch=1-step=500.ckpt").touch()
     refused(r"It holds epoch=1-step=500.ckpt. Lightning's .ckpt .*save_pretrained", model=tmp_path)
-    refused("`model` must not be .*Lightning's", model=tmp_path / "epoch=1-step=500.ckpt")
+    refused("is not a local folder", model=tmp_path / "epoch=1-step=500.ckpt")
     refused("`revisions` must be given for a model on the hub", model="EleutherAI/pythia-14m")
     with pytest.raises(OptionError, match=r"Write \['step1'\]"):
         find_checkpoints(str(run), "step1")

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.summaries import Curve, average_baseline, spans, summary
+from midlayer_encoders.frame.summaries import Curve, average_baseline, summary
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 
@@ -47,7 +47,7 @@ def test_layers_scored_on_some_tasks_only_are_left_out_and_named() -> None:
     assert actual.average is not None
     assert actual.average.points == pytest.approx({0: 30.0, 2: 40.0})
     assert actual.incomplete == (1,)
-    assert actual.remarks == ("Layer 1 was scored on some tasks only and left out of the average.",)
+    assert actual.remarks == ("Layers that were scored on some tasks only are left out of the average: 1.",)
     assert actual.tasks[0].best_layer == 1
 
 
@@ -56,7 +56,7 @@ def test_several_layers_scored_on_some_tasks_only_are_named() -> None:
         made(A=[0.4, None, 0.5, 0.1, None], B=[0.2, 0.3, None, None, 0.3]).with_columns(depth=0.25 * pl.col("layer"))
     )
     assert actual.incomplete == (1, 2, 3, 4)
-    assert actual.remarks == ("Layers 1 to 4 were scored on some tasks only and left out of the average.",)
+    assert actual.remarks == ("Layers that were scored on some tasks only are left out of the average: 1, 2, 3, 4.",)
 
 
 def test_no_layer_on_every_task_gives_no_average() -> None:
@@ -100,9 +100,3 @@ def test_the_average_of_a_baseline_needs_every_task() -> None:
     assert average_baseline(actual, {"A": 0.3, "B": 0.5}) == pytest.approx(40.0)
     assert average_baseline(actual, {"A": 0.3}) is None
     assert average_baseline(summary(metrics_frame(2)), {}) is None
-
-
-def test_spans() -> None:
-    assert spans((4,)) == "4"
-    assert spans((0, 1)) == "0, 1"
-    assert spans((1, 2, 3, 9)) == "1 to 3, 9"

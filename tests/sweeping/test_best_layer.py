@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import metrics_frame
@@ -87,17 +86,12 @@ def test_task_that_failed_under_a_recipe_is_scored_under_the_others(recipes: Swe
     assert (best.recipe, best.layer, best.gain.points) == ("echo", 1, 0)
 
 
-def test_scores_and_pandas_frame_have_the_rows_of_the_frame(
-    recipes: SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_and_pandas_frame_have_the_rows_of_the_frame(recipes: SweepResult, tmp_path: Path) -> None:
     part = make_sweep(tmp_path / "metrics", PLAIN)
     both = replace(part, frame=pl.concat([part.frame, metrics_frame(2, names=["lidar"], model="m")]))
     assert both.scores.equals(part.frame)
     for result in (both, recipes):
         assert pl.from_pandas(result.to_pandas()).equals(result.frame)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MidlayerError, match="needs pandas: pip install pandas"):
-        both.to_pandas()
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from torch import Tensor
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.probing.classifiers import ProbeKind
-from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics.label_accuracy import gain_interval
 from midlayer_encoders.report import drawing, report_html
 from midlayer_encoders.report.labels import signed
@@ -82,7 +82,8 @@ class ProbeResult(Result):
     def __post_init__(self) -> None:
         values = dict(zip(self.layers, self.accuracy.tolist(), strict=True))
         dataset = f"{self.dataset} ({self.kind} probe)"
-        rows = tidy_rows(values, self, kind="score", dataset=dataset, name="accuracy")
+        subject = NamedSubject(self.model, self.revision, self.num_layers)
+        rows = tidy_rows(values, subject, kind="score", dataset=dataset, name="accuracy")
         object.__setattr__(self, "frame", tidy_frame(rows))
 
     @property
