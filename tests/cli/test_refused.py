@@ -74,9 +74,7 @@ def test_revision_is_refused_in_python() -> None:
         OptionError, match=r"`revision` must be left out, because each model .* 'step7'. Write `name@rev"
     ):
         compare("a", "b", texts=TEXTS * 3, revision="step7")
-    with pytest.raises(
-        OptionError, match="`revision` cannot be combined with `revisions`, but got 'step7'"
-    ):
+    with pytest.raises(OptionError, match="`revision` cannot be combined with `revisions`, but got 'step7'"):
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
 
 
