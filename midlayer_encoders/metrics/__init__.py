@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from midlayer_encoders.arguments import PAPER_METRICS, metric_names
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
+from midlayer_encoders.arguments import METRIC_NAMES, PAPER_METRICS, metric_names
+from midlayer_encoders.metrics._layer_metric import CLASSES, Kind, LayerMetric, Normalization, TooFewTextsError
 from midlayer_encoders.metrics.row_metrics import (
     AlphaReQ,
     Anisotropy,
@@ -12,7 +12,6 @@ from midlayer_encoders.metrics.row_metrics import (
     EffectiveRank,
     LogdetEntropy,
     MatrixEntropy,
-    Normalization,
     alpha_req,
     anisotropy,
     dataset_entropy,
@@ -99,28 +98,7 @@ __all__ = [
 ]
 
 #: All metrics by the name that the function, command-line option and log key share.
-METRICS: dict[str, type[LayerMetric]] = {
-    "prompt_entropy": PromptEntropy,
-    "dataset_entropy": DatasetEntropy,
-    "effective_rank": EffectiveRank,
-    "curvature": Curvature,
-    "infonce": InfoNCE,
-    "lidar": LiDAR,
-    "dime": DiME,
-    "matrix_entropy": MatrixEntropy,
-    "prompt_effective_rank": PromptEffectiveRank,
-    "anisotropy": Anisotropy,
-    "intrinsic_dimension": IntrinsicDimension,
-    "alpha_req": AlphaReQ,
-    "logdet_entropy": LogdetEntropy,
-    "first_token_share": FirstTokenShare,
-    "cka": CKA,
-    "block_influence": BlockInfluence,
-    "neighbor_overlap": NeighborOverlap,
-    "half_match": HalfMatch,
-    "alignment": Alignment,
-    "uniformity": Uniformity,
-}
+METRICS: dict[str, type[LayerMetric]] = {name: CLASSES[name] for name in METRIC_NAMES}
 
 #: Names of a metric with other options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024), and the
 #: uniformity of Wang & Isola (2020), who do not subtract the mean.

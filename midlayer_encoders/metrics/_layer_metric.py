@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torchmetrics import Metric
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.metrics.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
+from midlayer_encoders.validation import check_choice, check_count
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
@@ -27,6 +26,12 @@ _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large
 #: The input of ``update``: token states and their mask, one vector per text, one per text and view, or one of each
 #: text (view 0) and one of its shortened copy (view 1).
 Kind: TypeAlias = Literal["tokens", "pooled", "views", "copies"]
+
+#: Divisor of the entropy: 1, min(log N, log D), log N, log D, or log N log D.
+Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
+
+#: The class of each metric by the name of its function.
+CLASSES: dict[str, type[LayerMetric]] = {}
 
 
 class TooFewTextsError(MidlayerError, ValueError):
@@ -58,24 +63,19 @@ class LayerMetric(Metric):
     needs_previous: bool = False
     is_differentiable = False
     higher_is_better = None
-    full_state_update = False
+    full_state_update = (
+        True  # a batch takes an update for each layer, so `Running` refuses it: its window counts updates
+    )
     _option_defaults: ClassVar[dict[str, Any]] = {}
-    _check: ClassVar[Callable[..., None] | None] = None
     _number: ClassVar[Callable[..., Any]]
 
     def __init_subclass__(
-        cls,
-        *,
-        function: Callable[..., Tensor] | None = None,
-        check: Callable[..., None] | None = None,
-        number: Callable[..., Any] | None = None,
-        **kwargs: Any,
+        cls, *, function: Callable[..., Tensor] | None = None, number: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         """Declare the options of a subclass.
 
         Args:
-            function: the pure function whose options the constructor takes.
-            check: raises an error for invalid options; called with those options that are its parameters.
+            function: the pure function whose name and options the metric has.
             number: computes the numbers of several layers from what the base class accumulates and the options; by
                 default ``function``.
             kwargs: passed on.
@@ -83,28 +83,24 @@ class LayerMetric(Metric):
         super().__init_subclass__(**kwargs)
         if function is None:
             return
-        cls._check = None if check is None else staticmethod(check)
+        CLASSES[function.__name__] = cls
         cls._number = staticmethod(number or function)
-        parameters = inspect.signature(function).parameters
-        cls._option_defaults = {
-            name: parameter.default
-            for name, parameter in parameters.items()
-            if parameter.default is not parameter.empty and name != "mask"
-        }
-        named = dict(inspect.signature(cls.__init__).parameters)
-        rest = named.popitem()[1]
-        del named["self"]
-        for name in cls._option_defaults:
-            named[name] = parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        cls.__signature__ = inspect.Signature([*named.values(), rest])  # type: ignore[attr-defined]
+        options = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is not parameter.empty and parameter.name != "mask"
+        ]
+        cls._option_defaults = {option.name: option.default for option in options}
+        _, *named, rest = inspect.signature(cls.__init__).parameters.values()
+        named = [parameter for parameter in named if parameter.name not in cls._option_defaults]
+        cls.__signature__ = inspect.Signature([*named, *options, rest])  # type: ignore[attr-defined]
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         values = {name: options.pop(name, default) for name, default in self._option_defaults.items()}
         # torchmetrics would gather in a group of one process, too, and fail if it has no backend for the device.
-        super().__init__(**{"distributed_available_fn": is_distributed, **options})
+        super().__init__(**{"distributed_available_fn": is_distributed, "dist_sync_fn": gather_states, **options})
+        check_options(**values)
         self.options = values
-        if self._check is not None:
-            self._check(**{name: values[name] for name in inspect.signature(self._check).parameters})
         self.layers = tuple(layers)
         if not self.layers or len(set(self.layers)) != len(self.layers):
             raise OptionError(f"`layers` must be one or more different layer numbers, but got {list(layers)}.")
@@ -117,27 +113,23 @@ class LayerMetric(Metric):
 
     def compute(self) -> Tensor:
         """Return one value per layer, shape ``(len(layers),)``, float64; the first is NaN if ``needs_previous``."""
-        return self._all_finite(self.layers, self._values(self.layers))
+        values = self._values()
+        # One check for all layers because each check waits for the GPU.
+        for layer, value in zip(self.layers, values.tolist(), strict=True):
+            if self._has_value(layer) and not math.isfinite(value):
+                raise self._not_finite(layer, value)
+        return values
 
     @abstractmethod
-    def _values(self, layers: Sequence[int]) -> Tensor:
-        """Return the numbers of these layers, shape ``(len(layers),)``, float64."""
+    def _values(self) -> Tensor:
+        """Return the numbers of all layers, shape ``(len(layers),)``, float64."""
 
     def _has_value(self, layer: int) -> bool:
         return not self.needs_previous or layer != self.layers[0]
 
-    def set_dtype(self, dst_type: str | torch.dtype) -> LayerMetric:
-        """Raise unless the type is float64, in which every metric accumulates whatever the type of its inputs."""
-        if dst_type is not torch.float64:
-            raise OptionError(
-                f"`dst_type` must be torch.float64, in which {type(self).__name__} accumulates, but got {dst_type}. "
-                "Pass states in any precision to `update`, and convert the result of `compute`."
-            )
-        return self
-
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> LayerMetric:
-        # torchmetrics converts the states if a module that holds the metric is converted with `to`, as Lightning does
-        # for precision="bf16-true".
+        # torchmetrics converts the states in `set_dtype`, and if a module that holds the metric is converted with `to`,
+        # as Lightning does for precision="bf16-true". But a metric accumulates in float64 whatever its inputs.
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
@@ -154,59 +146,26 @@ class LayerMetric(Metric):
             raise LayerIndexError(f"`layer` must be one of the metric's layers {list(self.layers)}, but got {layer}.")
         return self.layers.index(layer)
 
-    def _all_finite(self, layers: Sequence[int], values: Tensor) -> Tensor:
-        # One check for all layers because each check waits for the GPU.
-        for layer, value in zip(layers, values.tolist(), strict=True):
-            if self._has_value(layer) and not math.isfinite(value):
-                raise self._not_finite(layer, value)
-        return values
-
     def _not_finite(self, layer: int, value: float) -> NotFiniteError:
         return NotFiniteError(
             f"{type(self).__name__} of layer {layer} is {value} because its states hold NaN or infinity. "
             "Check the model's output at that layer; float16 overflows where bfloat16 and float32 do not."
         )
 
-    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        wrapped = super()._wrap_update(update)
-
-        @functools.wraps(update)
-        def checked(*args: Any, **kwargs: Any) -> None:
-            if str(sys._getframe(1).f_globals.get("__name__")).startswith("torchmetrics.wrappers"):
-                raise MidlayerError(
-                    f"{type(self).__name__} must not be wrapped: torchmetrics' wrappers treat each update, which has "
-                    "one layer, as a batch of its own. Update one metric for each draw, or for each window."
-                )
-            wrapped(*args, **kwargs)
-
-        return checked
-
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # torchmetrics squeezes a result of one element to a scalar, but the result must have one axis.
         wrapped = super()._wrap_compute(compute)
         return functools.wraps(compute)(lambda *args, **kwargs: wrapped(*args, **kwargs).reshape(-1))
 
-    def _sync_dist(
-        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any | None = None
-    ) -> None:
-        # torchmetrics would gather the empty lists of a process without texts with the wrong shape and type.
-        self._agree_on_lists(process_group or self.process_group)
-        super()._sync_dist(dist_sync_fn, process_group)
 
-    def _agree_on_lists(self, group: Any | None) -> None:
-        """Give each list state one tensor with the dtype and shape of the other processes' tensors."""
-        names = [name for name, default in self._defaults.items() if isinstance(default, list)]
-        if not names or not is_distributed():
-            return
-        local = {name: torch.cat(getattr(self, name)) for name in names if getattr(self, name)}
-        all_types: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(all_types, {n: (t.dtype, t.shape[1:]) for n, t in local.items()}, group=group)
-        for name in names:
-            types = [process_types[name] for process_types in all_types if name in process_types]
-            if types:
-                dtype = functools.reduce(torch.promote_types, [state_dtype for state_dtype, _ in types])
-                empty = torch.empty((0, *types[0][1]), dtype=dtype, device=self.device)
-                setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
+def gather_states(state: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the state of every process that has one, for torchmetrics' sync.
+
+    torchmetrics' own function would gather the empty list of a process without texts with the wrong shape and type.
+    """
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, state.cpu(), group=group)
+    return [part.to(state.device) for part in parts if part.numel()] or [state]
 
 
 def joined(state: Tensor | list[Tensor]) -> Tensor:
@@ -256,10 +215,21 @@ def check_at_least(least: int, count: int, subject: str) -> None:
         raise TooFewTextsError(f"{subject} must be at least {least}, but there are {count}: pass more or longer texts.")
 
 
-def check_positive(argument: str, value: float) -> None:
-    """Raise an :class:`OptionError` unless a number is greater than 0."""
-    if not value > 0:
-        raise OptionError(f"`{argument}` must be greater than 0, but got {value}.")
+def check_options(**options: Any) -> None:
+    """Raise an :class:`OptionError` if an option of a metric is invalid; others may have any value."""
+    for name, value in options.items():
+        if name in ("alpha", "t", "temperature", "delta") and not value > 0:
+            raise OptionError(f"`{name}` must be greater than 0, but got {value}.")
+        if name in ("step", "k", "permutations"):
+            check_count(name, value)
+    if not options.get("epsilon", 0) >= 0:
+        raise OptionError(f"`epsilon` must be 0 or more (1e-7 for RankMe), but got {options['epsilon']}.")
+    if not 0 <= options.get("discard", 0) < 1:
+        raise OptionError(f"`discard` must be in [0, 1), but got {options['discard']}.")
+    first, last = options.get("first", 1), options.get("last", 2)
+    if not 1 <= first < last:
+        raise OptionError(f"`first` and `last` must be ranks with 1 <= first < last, but got {first} and {last}.")
+    check_choice("normalization", options.get("normalization", "raw"), get_args(Normalization))
 
 
 def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
@@ -290,10 +260,10 @@ def check_tokens(states: Tensor, mask: Tensor) -> None:
         )
 
 
-def chunks(states: Tensor, mask: Tensor, temporaries: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a batch in chunks that need a bounded number of temporary numbers; by default a text needs T x D."""
-    per_text = states.shape[1] * states.shape[2] if temporaries is None else temporaries
-    texts = max(1, _MAX_TEMPORARIES // max(1, per_text))
+def chunks(states: Tensor, mask: Tensor, in_place: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a batch in chunks that need a bounded number of temporary numbers: T x D for a text, T x T ``in_place``."""
+    tokens, width = states.shape[1:]
+    texts = max(1, _MAX_TEMPORARIES // max(1, tokens * (tokens if in_place else width)))
     yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
 
 
@@ -303,11 +273,6 @@ def all_real(states: Tensor) -> Tensor:
 
 
 # --- precision and Gram matrices ------------------------------------------------------------------------------------
-
-
-def single_or_better(states: Tensor) -> Tensor:
-    """Return states in float32, or unchanged if they are float64: enough for reading one token at a time."""
-    return states.to(result_dtype(states))
 
 
 def precise(states: Tensor) -> Tensor:
@@ -359,9 +324,14 @@ def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -
     Returns:
         Shape ``(*, N, D)``.
     """
-    rows, mean = _centered(states, mask, center)
+    rows = precise(states if mask is None else torch.where(mask.unsqueeze(-1), states, 0.0))
     if not center and not unit:
         return rows
+    mean = torch.zeros_like(rows[..., :1, :])
+    if center:
+        count = rows.shape[-2] if mask is None else mask.sum(dim=-1).clamp(min=1)[..., None, None]
+        mean = rows.sum(dim=-2, keepdim=True) / count
+    rows = rows - mean
     return rows * row_scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
 
 
@@ -388,23 +358,9 @@ def token_gram(
 
         return prepared_gram(states, mask, center=center, unit=unit, double=double)
     states, mask = tokens_first(states, mask)
-    rows, mean = _centered(states.double() if double else states, mask, center)
-    gram = smaller_gram(rows)
-    if center or unit:
-        # The squared lengths are on the diagonal, and scaling T x T numbers is faster than T x D.
-        scale = row_scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
-        gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
-    return gram, mask.sum(dim=-1)
-
-
-def _centered(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
-    """Return rows in working precision, zero or minus the mean where padded, and the mean, ``(*, 1, D)``."""
-    rows = states if mask is None else torch.where(mask.unsqueeze(-1), states, 0.0)
-    if not center:
-        return precise(rows), precise(torch.zeros_like(rows[..., :1, :]))
-    count = rows.shape[-2] if mask is None else mask.sum(dim=-1).clamp(min=1)[..., None, None]
-    mean = rows.sum(dim=-2, keepdim=True, dtype=precise(rows[..., :0, :]).dtype) / count
-    return rows - mean, mean
+    return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), mask.sum(
+        dim=-1
+    )
 
 
 def row_scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bool) -> Tensor:

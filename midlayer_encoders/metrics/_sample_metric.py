@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric
 from midlayer_encoders.validation import check_count
-
-_STATES = ("rows", "index", "view")
 
 
 class SampleMetric(LayerMetric):
@@ -55,7 +54,7 @@ class SampleMetric(LayerMetric):
         self.num_samples: int | None = None
         self._num_texts: Counter[int] = Counter()
         for layer in self.layers:
-            for name in _STATES:
+            for name in ("rows", "keys"):
                 self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
 
     def _numbered(self, layer: int, count: int, index: Tensor | None) -> Tensor:
@@ -76,38 +75,26 @@ class SampleMetric(LayerMetric):
     def _store(self, layer: int, embeddings: Tensor, index: Tensor, view: int | Tensor) -> None:
         base.check_embeddings(embeddings, index)
         self._position(layer)
+        rows, keys = getattr(self, f"rows_{layer}"), getattr(self, f"keys_{layer}")
+        rows.append(base.owned(embeddings))
         # The index usually is on the CPU, where choosing the sample does not wait for a GPU.
-        index = index.to(torch.int64)
-        new_states = (base.owned(embeddings), index, torch.zeros_like(index) + view)
-        for name, new in zip(_STATES, new_states, strict=True):
-            getattr(self, f"{name}_{layer}").append(new)
-        if sum(map(len, getattr(self, f"index_{layer}"))) > 2 * self.max_samples * self.views:
-            self._thin(layer)
+        keys.append(index.to(torch.int64) * self.views + view)
+        if sum(map(len, keys)) > 2 * self.max_samples * self.views:
+            sample = self._sample(torch.cat(keys))
+            for state in (rows, keys):
+                state[:] = [torch.cat(state)[sample.to(state[0].device)]]
 
-    def _thin(self, layer: int) -> None:
-        """Drop texts outside the sample and repeated texts from a layer."""
-        index = torch.cat(getattr(self, f"index_{layer}"))
-        view = torch.cat(getattr(self, f"view_{layer}"))
-        sample = self._sample(index, view)
-        for name in _STATES:
-            state = getattr(self, f"{name}_{layer}")
-            tensor = torch.cat(state)
-            state[:] = [tensor[sample.to(tensor.device)]]
-
-    def _sample(self, index: Tensor, view: Tensor) -> Tensor:
-        """Return the rows of the sample, sorted by view and then index."""
-        index, view = index.cpu(), view.cpu()
-        keys, order = torch.sort(index * self.views + view, stable=True)
-        first = torch.ones_like(keys, dtype=torch.bool)
-        first[1:] = keys[1:] != keys[:-1]
-        order = order[first]
-        hashes = hashed(index[order], self.seed)
+    def _sample(self, keys: Tensor) -> Tensor:
+        """Return the rows of the sample, sorted by view and then index, each once."""
+        keys, order = torch.sort(keys.cpu(), stable=True)
+        hashes = hashed(keys // self.views, self.seed)
         largest = torch.unique(hashes)[: self.max_samples][-1:]
-        order = order[hashes <= largest]
-        return order[torch.argsort(view[order], stable=True)]
+        kept = hashes <= largest
+        kept[1:] &= keys[1:] != keys[:-1]
+        return order[kept][torch.argsort(keys[kept] % self.views, stable=True)]
 
-    def _values(self, layers: Sequence[int]) -> Tensor:
-        samples = [sample for sample, _ in self._samples(layers)]
+    def _values(self) -> Tensor:
+        samples = [sample for sample, _ in self._samples()]
         views, texts, _ = samples[0].shape
         return base.one_device(
             base.in_stacks(samples, self._number_of_stack, temporaries=self._temporaries(views, texts))
@@ -123,20 +110,19 @@ class SampleMetric(LayerMetric):
         """Return how many temporary numbers one layer needs: the similarities of all texts and views."""
         return views * texts * views * texts
 
-    def _samples(self, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def _samples(self) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's sample ``(V, N, D)`` and the index of each text, ascending, ``(N,)``.
 
         Layers usually have the same texts, so that the sample is chosen once.
         """
         samples: list[tuple[Tensor, Tensor]] = []
-        previous: tuple[Tensor, Tensor] | None = None
-        for layer in layers:
-            rows, index, view = (base.joined(getattr(self, f"{name}_{layer}")) for name in _STATES)
-            current = index.cpu(), view.cpu()
-            if previous is None or not all(map(torch.equal, current, previous)):
-                previous = current
-                sample = self._sample(*current)
-                texts = self._checked_texts(layer, current[0][sample])
+        previous: Tensor | None = None
+        for layer in self.layers:
+            rows, keys = base.joined(getattr(self, f"rows_{layer}")), base.joined(getattr(self, f"keys_{layer}")).cpu()
+            if previous is None or not torch.equal(keys, previous):
+                previous = keys
+                sample = self._sample(keys)
+                texts = self._checked_texts(layer, keys[sample] // self.views)
                 in_order = torch.equal(sample, torch.arange(len(sample)))
             rows = rows if in_order and len(rows) == len(sample) else rows[sample.to(rows.device)]
             samples.append((rows.reshape(self.views, len(texts), -1), texts))
@@ -215,21 +201,16 @@ class PairMetric(PooledSampleMetric):
 
     needs_previous = True
 
-    def _values(self, layers: Sequence[int]) -> Tensor:
-        partners = {layer: self.layers[self._position(layer) - 1] for layer in layers if self._has_value(layer)}
-        needed = list(dict.fromkeys([*layers, *partners.values()]))
-        samples = dict(zip(needed, self._samples(needed), strict=True))
-        for layer, partner in partners.items():
-            if not torch.equal(samples[partner][1], samples[layer][1]):
-                raise OptionError(
-                    f"Layers {partner} and {layer} must be updated with the same texts, but have different `index`."
-                )
-        rows = {layer: sample.squeeze(0).double() for layer, (sample, _) in samples.items()}
-        for layer, layer_rows in rows.items():  # a layer that is not finite has no value with the next one either
+    def _values(self) -> Tensor:
+        samples = self._samples()
+        if not all(torch.equal(texts, samples[0][1]) for _, texts in samples):
+            raise OptionError("Every layer must be updated with the same texts, but their `index` differs.")
+        rows = [sample.squeeze(0).double() for sample, _ in samples]
+        for layer, layer_rows in zip(self.layers, rows, strict=True):  # the next layer has no value either
             if not torch.isfinite(layer_rows.sum()):
                 raise self._not_finite(layer, float(layer_rows.sum()))
-        numbers = {layer: self._number_of_views(rows[partner], rows[layer]) for layer, partner in partners.items()}
-        return base.one_device([numbers.get(layer, rows[layer].new_tensor(torch.nan)) for layer in layers])
+        numbers = [self._number_of_views(first, second) for first, second in pairwise(rows)]
+        return base.one_device([rows[0].new_tensor(torch.nan), *numbers])
 
 
 def check_pair(

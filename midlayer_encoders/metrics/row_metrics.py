@@ -3,16 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, prepared, result_dtype, smaller_gram
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, Normalization
 from midlayer_encoders.metrics.eigen import Method, eigenvalues, spectral_entropy
-from midlayer_encoders.validation import check_choice
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ def _number_of_rows(
 
     Rows are first scaled to unit length (``unit``), then centered (``center``): in this order they can be accumulated.
     """
-    rows = prepared(embeddings.double(), None, center=False, unit=unit)
-    centered = prepared(rows, None, center=True, unit=False) if center else rows
+    rows = base.prepared(embeddings.double(), None, center=False, unit=unit)
+    centered = base.prepared(rows, None, center=True, unit=False) if center else rows
     count = torch.full(rows.shape[:-2], rows.shape[-2], device=rows.device)
-    moments = Moments(smaller_gram(centered), rows.sum(dim=-2), count, rows.shape[-1])
-    return _finite_number(moments, partial(number, **options)).to(result_dtype(embeddings))
+    moments = Moments(base.smaller_gram(centered), rows.sum(dim=-2), count, rows.shape[-1])
+    return _finite_number(moments, partial(number, **options)).to(base.result_dtype(embeddings))
 
 
 def _finite_number(moments: Moments, number: Callable[[Moments], Tensor]) -> Tensor:
@@ -65,7 +64,6 @@ class MomentMetric(LayerMetric):
     """
 
     least: int = 1
-    count: Tensor
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
@@ -73,54 +71,50 @@ class MomentMetric(LayerMetric):
         self.unit = bool(self.options.get("unit", False))
         number_options = {name: value for name, value in self.options.items() if name not in ("center", "unit")}
         self._number_of_moments = partial(self._number, **number_options)
-        self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
         for layer in self.layers:
-            for name in ("rows", "total", "moment"):
+            for name in ("rows", "sums"):
                 self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
 
-    def _fold(self, layer: int, rows: Tensor, count: Tensor | int) -> None:
-        """Add prepared rows, shape ``(n, D)``, of which ``count`` are not padding, to the moment matrix."""
-        for name, new in (("moment", base.products(rows.mT, rows.mT)), ("total", rows.sum(dim=0))):
-            old = getattr(self, f"{name}_{layer}")
-            new = new.double().to(self.count.device)[None]
-            old[:] = [old[0] + new] if old else [new]
-        self.count[self._position(layer)] += count
+    def _fold(self, layer: int, rows: Tensor, real: Tensor | None = None) -> None:
+        """Add prepared rows, shape ``(n, D)``, to the sums of a layer; padding rows are zero, and not ``real``."""
+        self._position(layer)
+        sums = getattr(self, f"sums_{layer}")
+        new = _sums(rows, real).to(self.device)
+        sums[:] = [sums[0] + new[None] if sums else new[None]]
 
-    def _values(self, layers: Sequence[int]) -> Tensor:
-        rows = {layer: base.joined(getattr(self, f"rows_{layer}")) for layer in layers}
-        folded = [layer for layer in layers if len(getattr(self, f"moment_{layer}"))]
-        counts = dict(zip(self.layers, self.count.tolist(), strict=True)) if folded else {}
-        for layer in layers:
-            count = counts.get(layer, 0) + len(rows[layer])
+    def _values(self) -> Tensor:
+        rows = {layer: base.joined(getattr(self, f"rows_{layer}")) for layer in self.layers}
+        sums = {layer: base.joined(getattr(self, f"sums_{layer}")) for layer in self.layers}
+        folded = {layer: self._moments(sums[layer].sum(dim=0), rows[layer]) for layer in rows if len(sums[layer])}
+        for layer in rows:
+            count = int(folded[layer].count) if layer in folded else len(rows[layer])
             base.check_at_least(self.least, count, f"Rows given to {type(self).__name__} at layer {layer}")
-        numbers = {
-            layer: _finite_number(self._moments(layer, rows[layer]), self._number_of_moments) for layer in folded
-        }
-        unfolded = [layer for layer in layers if layer not in folded]
-        values = base.in_stacks([rows[layer] for layer in unfolded], self._number_of_stack)
-        numbers |= zip(unfolded, values, strict=True)
-        return base.one_device([numbers[layer] for layer in layers])
+        numbers = {layer: _finite_number(moments, self._number_of_moments) for layer, moments in folded.items()}
+        few = {layer: layer_rows for layer, layer_rows in rows.items() if layer not in folded}
+        numbers |= zip(few, base.in_stacks(list(few.values()), self._number_of_stack), strict=True)
+        return base.one_device([numbers[layer] for layer in self.layers])
 
     def _number_of_stack(self, rows: Tensor) -> Tensor:
         return _number_of_rows(rows.double(), self._number_of_moments, center=self.center, unit=self.unit)
 
-    def _moments(self, layer: int, rows: Tensor) -> Moments:
+    def _moments(self, sums: Tensor, rows: Tensor) -> Moments:
         """Return the moments of all rows of a layer: the folded ones and those not yet folded."""
-        count = self.count[self._position(layer)] + len(rows)
-        moment = base.joined(getattr(self, f"moment_{layer}")).sum(dim=0)
-        total = base.joined(getattr(self, f"total_{layer}")).sum(dim=0)
         if len(rows):
-            rest = prepared(rows.double(), None, center=False, unit=self.unit)
-            moment = moment + rest.mT @ rest
-            total = total + rest.sum(dim=0)
-        return Moments(_centered(moment, total, count) if self.center else moment, total, count, len(total))
+            sums = sums + _sums(base.prepared(rows.double(), None, center=False, unit=self.unit)).to(sums.device)
+        matrix, total, count = sums[:-1, :-1], sums[-1, :-1], sums[-1, -1]
+        if self.center:
+            centered = matrix - torch.outer(total, total) / count
+            # Zero if rows differ from the mean only by rounding.
+            rounding = 32 * count.sqrt() * torch.finfo(matrix.dtype).eps * matrix.trace()
+            matrix = torch.where(centered.trace() <= rounding, 0.0, centered)
+        return Moments(matrix, total, count, len(total))
 
 
-def _centered(moment: Tensor, total: Tensor, count: Tensor) -> Tensor:
-    """Return the moment matrix about the mean; zero if rows differ from the mean only by rounding."""
-    centered = moment - torch.outer(total, total) / count
-    rounding = 32 * count.sqrt() * torch.finfo(moment.dtype).eps * moment.trace()
-    return torch.where(centered.trace() <= rounding, 0.0, centered)
+def _sums(rows: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return ``rows' rows`` bordered by the sum of the rows and their number, shape ``(D + 1, D + 1)``, float64."""
+    ones = torch.ones_like(rows[:, :1]) if real is None else real.to(rows).unsqueeze(-1)
+    rows = torch.cat([rows, ones], dim=1)
+    return base.products(rows.mT, rows.mT).double()
 
 
 class RowMetric(MomentMetric):
@@ -148,13 +142,9 @@ class RowMetric(MomentMetric):
         rows = getattr(self, f"rows_{layer}")
         rows.append(base.owned(embeddings))
         if sum(map(len, rows)) > max(1024, 2 * embeddings.shape[-1]):
-            prepared_rows = prepared(torch.cat(rows).double(), None, center=False, unit=self.unit)
+            prepared_rows = base.prepared(torch.cat(rows).double(), None, center=False, unit=self.unit)
             rows.clear()
-            self._fold(layer, prepared_rows, len(prepared_rows))
-
-
-#: Divisor of the entropy: 1, min(log N, log D), log N, log D, or log N log D.
-Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
+            self._fold(layer, prepared_rows)
 
 
 def matrix_entropy(
@@ -187,11 +177,11 @@ def matrix_entropy(
         >>> matrix_entropy(torch.eye(4))
         tensor(1.3863)
     """
-    check_entropy_options(alpha, normalization)
-    mask = all_real(states) if mask is None else mask
+    base.check_options(alpha=alpha, normalization=normalization)
+    mask = base.all_real(states) if mask is None else mask
     gram, sizes = base.token_gram(states, mask, center=False, unit=False)
     entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
-    return normalized_entropy(entropy, mask.sum(dim=-1), states.shape[-1], normalization).to(result_dtype(states))
+    return normalized_entropy(entropy, mask.sum(dim=-1), states.shape[-1], normalization).to(base.result_dtype(states))
 
 
 def _entropy_of_moments(moments: Moments, *, alpha: float, normalization: Normalization, method: Method) -> Tensor:
@@ -212,13 +202,7 @@ def normalized_entropy(entropy: Tensor, count: Tensor, width: int, normalization
     return torch.where(scale > 0, entropy / scale, 0.0 * entropy)
 
 
-def check_entropy_options(alpha: float, normalization: str) -> None:
-    """Raise an :class:`OptionError` for an invalid order or normalization."""
-    base.check_positive("alpha", alpha)
-    check_choice("normalization", normalization, get_args(Normalization))
-
-
-class MatrixEntropy(MomentMetric, function=matrix_entropy, check=check_entropy_options, number=_entropy_of_moments):
+class MatrixEntropy(MomentMetric, function=matrix_entropy, number=_entropy_of_moments):
     """Matrix entropy, per layer, of the tokens of all texts as one set of rows.
 
     :class:`PromptEntropy` reads one text at a time and :class:`DatasetEntropy` one vector per text; this metric reads
@@ -237,9 +221,9 @@ class MatrixEntropy(MomentMetric, function=matrix_entropy, check=check_entropy_o
     def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is ignored."""
         base.check_tokens(states, mask)
-        self._position(layer)
         for chunk, real in base.chunks(states, mask):
-            self._fold(layer, base.precise(torch.where(real.unsqueeze(-1), chunk, 0.0)).flatten(0, 1), real.sum())
+            rows = base.prepared(chunk, real, center=False, unit=False).flatten(0, 1)
+            self._fold(layer, rows, real.flatten())
 
 
 def dataset_entropy(
@@ -275,12 +259,12 @@ def dataset_entropy(
         >>> dataset_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
         tensor(0.6931)
     """
-    check_entropy_options(alpha, normalization)
+    base.check_options(alpha=alpha, normalization=normalization)
     options = {"alpha": alpha, "normalization": normalization, "method": method}
     return _number_of_rows(embeddings, _entropy_of_moments, center=center, unit=unit, **options)
 
 
-class DatasetEntropy(RowMetric, function=dataset_entropy, check=check_entropy_options, number=_entropy_of_moments):
+class DatasetEntropy(RowMetric, function=dataset_entropy, number=_entropy_of_moments):
     """:func:`dataset_entropy` of all texts, per layer; exact, see :class:`RowMetric`.
 
     Options as in the function.
@@ -322,12 +306,12 @@ def effective_rank(
         >>> effective_rank(torch.diag(torch.tensor([1.0, 1.0, 0.0])))
         tensor(2.)
     """
-    _check_epsilon(epsilon)
-    mask = all_real(states) if mask is None else mask
+    base.check_options(epsilon=epsilon)
+    mask = base.all_real(states) if mask is None else mask
     # float64 on every device: the square root of float32's rounding is 3e-4 of the largest singular value.
-    rows = prepared(states.double(), mask, center=False, unit=unit)
-    gram = smaller_gram(prepared(rows, mask, center=True, unit=False) if center else rows)
-    return rank_of_gram(gram, None, method, epsilon, mask.sum(dim=-1)).to(result_dtype(states))
+    rows = base.prepared(states.double(), mask, center=False, unit=unit)
+    gram = base.smaller_gram(base.prepared(rows, mask, center=True, unit=False) if center else rows)
+    return rank_of_gram(gram, None, method, epsilon, mask.sum(dim=-1)).to(base.result_dtype(states))
 
 
 def rank_of_gram(
@@ -360,12 +344,7 @@ def _rank(moments: Moments, *, epsilon: float, method: Method) -> Tensor:
     return rank_of_gram(moments.matrix, None, method, epsilon, moments.count)
 
 
-def _check_epsilon(epsilon: float) -> None:
-    if not epsilon >= 0:
-        raise OptionError(f"`epsilon` must be 0 or more (1e-7 for RankMe), but got {epsilon}.")
-
-
-class EffectiveRank(RowMetric, function=effective_rank, check=_check_epsilon, number=_rank):
+class EffectiveRank(RowMetric, function=effective_rank, number=_rank):
     """:func:`effective_rank` of one vector per text, per layer; exact, see :class:`RowMetric`.
 
     For the tokens of each text see :class:`PromptEffectiveRank`. Options as in the function.
@@ -408,14 +387,16 @@ def _rate(moments: Moments, *, epsilon: float, method: Method) -> Tensor:
 
 
 def _check_precision(epsilon: float) -> None:
-    base.check_positive("epsilon", epsilon)
+    if not epsilon > 0:
+        raise OptionError(f"`epsilon` must be greater than 0, but got {epsilon}.")
 
 
-class LogdetEntropy(RowMetric, function=logdet_entropy, check=_check_precision, number=_rate):
-    """:func:`logdet_entropy` of all texts, per layer; exact, see :class:`RowMetric`.
+class LogdetEntropy(RowMetric, function=logdet_entropy, number=_rate):
+    """:func:`logdet_entropy` of all texts, per layer; exact, see :class:`RowMetric`. Options as in the function."""
 
-    Options as in the function.
-    """
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        _check_precision(self.options["epsilon"])
 
 
 def alpha_req(
@@ -455,7 +436,7 @@ def alpha_req(
         >>> alpha_req(torch.diag(torch.arange(1.0, 9.0) ** -0.5), center=False)  # eigenvalues 1, 1/2, ..., 1/8
         tensor(1.0000)
     """
-    _check_range(first, last)
+    base.check_options(first=first, last=last)
     options = {"first": first, "last": last, "weighted": weighted, "method": method}
     return _number_of_rows(embeddings, _slope, center=center, unit=False, **options)
 
@@ -480,12 +461,7 @@ def _slope_of_one(values: Tensor, first: int, last: int, weighted: bool) -> Tens
     return (weight * x * y).sum() / (weight * x * x).sum()
 
 
-def _check_range(first: int, last: int) -> None:
-    if not 1 <= first < last:
-        raise OptionError(f"`first` and `last` must be ranks with 1 <= first < last, but got {first} and {last}.")
-
-
-class AlphaReQ(RowMetric, function=alpha_req, check=_check_range, number=_slope):
+class AlphaReQ(RowMetric, function=alpha_req, number=_slope):
     """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric`. Options as in the function."""
 
 

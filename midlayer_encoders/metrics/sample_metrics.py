@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import PairMetric, PooledSampleMetric, SampleMetric, check_pair
-from midlayer_encoders.validation import check_count
 
 
 def intrinsic_dimension(embeddings: Tensor, *, discard: float = 0.1) -> Tensor:
@@ -38,7 +36,7 @@ def intrinsic_dimension(embeddings: Tensor, *, discard: float = 0.1) -> Tensor:
         >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), discard=0.0)
         tensor(1.6788)
     """
-    _check_discard(discard)
+    base.check_options(discard=discard)
     points = precise(embeddings)
     if not torch.isfinite(points.sum()):
         return torch.tensor(torch.nan, dtype=result_dtype(embeddings), device=points.device)
@@ -68,12 +66,7 @@ def _log_ratios(points: Tensor) -> Tensor:
     return exact[:, 1].log() - exact[:, 0].log()
 
 
-def _check_discard(discard: float) -> None:
-    if not 0 <= discard < 1:
-        raise OptionError(f"`discard` must be in [0, 1), but got {discard}.")
-
-
-class IntrinsicDimension(PooledSampleMetric, function=intrinsic_dimension, check=_check_discard, number=_dimensions):
+class IntrinsicDimension(PooledSampleMetric, function=intrinsic_dimension, number=_dimensions):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
     Options as in the function and :class:`SampleMetric`. The estimate depends on the number of texts.
@@ -204,7 +197,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0, center: bool = True) -> Te
         >>> uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), uniformity(torch.ones(3, 2))
         (tensor(-8.), tensor(0.))
     """
-    _check_t(t)
+    base.check_options(t=t)
     base.check_at_least(2, embeddings.shape[-2], "Rows of `embeddings`")
     rows = base.prepared(embeddings, None, center=center, unit=True)
     squares = rows.square().sum(dim=-1)
@@ -216,11 +209,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0, center: bool = True) -> Te
     return number.to(result_dtype(embeddings))
 
 
-def _check_t(t: float) -> None:
-    base.check_positive("t", t)
-
-
-class Uniformity(PooledSampleMetric, function=uniformity, check=_check_t):
+class Uniformity(PooledSampleMetric, function=uniformity):
     """:func:`uniformity` of one vector per text, per layer.
 
     Options as in the function and :class:`SampleMetric`.
@@ -316,7 +305,7 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10) -> Tensor:
         >>> neighbor_overlap(rows, 2 * rows, k=1)
         tensor(1.)
     """
-    _check_k(k)
+    base.check_options(k=k)
     check_pair(first, second, least=k + 1)
     near = _neighbors(precise(first), k) & _neighbors(precise(second), k)
     share = near.sum().double() / (len(first) * k)
@@ -332,11 +321,7 @@ def _neighbors(rows: Tensor, k: int) -> Tensor:
     return torch.zeros_like(far, dtype=torch.bool).scatter_(1, order, True)
 
 
-def _check_k(k: int) -> None:
-    check_count("k", k)
-
-
-class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_k):
+class NeighborOverlap(PairMetric, function=neighbor_overlap):
     """:func:`neighbor_overlap` between the vectors of each layer and the previous layer.
 
     Options as in the function and :class:`PairMetric`. The value depends on the number of texts.

@@ -2,24 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, Normalization
 from midlayer_encoders.metrics.eigen import Method, spectral_entropy
-from midlayer_encoders.metrics.row_metrics import Normalization, check_entropy_options, normalized_entropy, rank_of_gram
-from midlayer_encoders.validation import check_count
-
-#: Buffered texts: the row of each text's layer in the sums, and tensors with one row per text.
-_Texts: TypeAlias = tuple[list[int], tuple[Tensor, ...]]
-
-
-#: The row, or rows, of texts in the sums, their numbers, and whether these are defined.
-_Numbers: TypeAlias = tuple[int | list[int], Tensor, Tensor]
+from midlayer_encoders.metrics.row_metrics import normalized_entropy, rank_of_gram
 
 
 class MeanOverTexts(LayerMetric):
@@ -53,46 +45,15 @@ class MeanOverTexts(LayerMetric):
         self.count = self.count.index_add(0, position, defined.long())
         self.skipped = self.skipped.index_add(0, position, (~defined).long())
 
-    def _values(self, layers: Sequence[int]) -> Tensor:
-        rows = [self._position(layer) for layer in layers]
-        count = self.count[rows]
-        for layer, texts in zip(layers, count.tolist(), strict=True):
+    def _values(self) -> Tensor:
+        for layer, texts in zip(self.layers, self.count.tolist(), strict=True):
             if self._has_value(layer):
                 base.check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
-        return self.total[rows] / count
+        return self.total / self.count
 
 
 class TokenMetric(MeanOverTexts):
-    """A :class:`MeanOverTexts` of a number that depends on one layer only.
-
-    A subclass passes ``number``, which returns each text's number and whether it is defined, both ``(B,)``.
-    """
-
-    def _temporaries(self, states: Tensor) -> int:
-        """Return the number of temporary elements per text: as many as its states, unless these are not copied."""
-        return states.shape[1] * states.shape[2]
-
-    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add one layer's token states of a batch.
-
-        Args:
-            states: shape ``(B, T, D)``.
-            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
-            layer: one of ``layers``.
-            index: ignored; other metrics of token states need it.
-        """
-        base.check_tokens(states, mask)
-        row = self._position(layer)
-        for chunk, chunk_mask in base.chunks(states, mask, self._temporaries(states)):
-            self._add_texts(row, chunk, chunk_mask)
-
-    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
-        """Add texts of a layer to its sums."""
-        self._add(row, *self._number(states, mask, **self.options))
-
-
-class WaitingTokenMetric(TokenMetric):
-    """A :class:`TokenMetric` that computes several layers at once on a GPU.
+    """A :class:`MeanOverTexts` of a number of one layer, computed for several layers at once on a GPU.
 
     The small matrices or few angles of one layer do not fill a GPU, and every kernel launch has the same cost. So the
     intermediate results of a layer are buffered until the next layers are available
@@ -100,12 +61,14 @@ class WaitingTokenMetric(TokenMetric):
     """
 
     #: Maximum size of the buffered intermediate results.
-    _max_waiting_bytes: ClassVar[int]
+    _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
+    _kernels_read_in_place: ClassVar[bool] = False
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
         self._layout: tuple[torch.device, torch.dtype, torch.Size] | None = None
-        self._waiting: list[_Texts] = []
+        #: The row of each text's layer in the sums, and tensors with one row per text.
+        self._waiting: list[tuple[list[int], tuple[Tensor, ...]]] = []
 
     @abstractmethod
     def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
@@ -118,17 +81,26 @@ class WaitingTokenMetric(TokenMetric):
     def _waits(self, states: Tensor) -> bool:
         return states.is_cuda
 
-    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
-        if not self._waits(states):
-            self._add(row, *self._numbers(self._intermediates(states, mask), states.shape[-1]))
-            return
+    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's token states of a batch.
+
+        Args:
+            states: shape ``(B, T, D)``.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
+            layer: one of ``layers``.
+            index: ignored; other metrics of token states need it.
+        """
+        base.check_tokens(states, mask)
+        row = self._position(layer)
         layout = states.device, states.dtype, states.shape[1:]
         if layout != self._layout:
             self.settle()
         self._layout = layout
-        self._waiting.append(([row] * len(states), self._intermediates(states, mask)))
-        if sum(tensor.nbytes for _, tensors in self._waiting for tensor in tensors) >= self._max_waiting_bytes:
-            self.settle()
+        for chunk, real in base.chunks(states, mask, self._kernels_read_in_place and base.kernels_can_read(states)):
+            self._waiting.append(([row] * len(chunk), self._intermediates(chunk, real)))
+            size = sum(tensor.nbytes for _, tensors in self._waiting for tensor in tensors)
+            if size >= self._max_waiting_bytes or not self._waits(states):
+                self.settle()
 
     def settle(self) -> None:
         """Add all buffered texts to the sums."""
@@ -191,11 +163,11 @@ def prompt_entropy(
         >>> prompt_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
         tensor(0.6931)
     """
-    check_entropy_options(alpha, normalization)
-    mask = all_real(states) if mask is None else mask
+    base.check_options(alpha=alpha, normalization=normalization)
+    mask = base.all_real(states) if mask is None else mask
     gram, sizes, count = _grams(states, mask, center=center, unit=unit, double=alpha < 1)
     entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
-    return normalized_entropy(entropy, count, states.shape[-1], normalization).to(result_dtype(states))
+    return normalized_entropy(entropy, count, states.shape[-1], normalization).to(base.result_dtype(states))
 
 
 def _grams(states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,18 +183,14 @@ def _grams(states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bo
     return gram, torch.full_like(count, gram.shape[-1]), count
 
 
-class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_entropy_options):
+class PromptEntropy(TokenMetric, function=prompt_entropy):
     """Mean over texts of :func:`prompt_entropy`, per layer.
 
     Texts of fewer than two tokens are excluded and counted in ``skipped``. Options as in the function.
     """
 
     _max_waiting_bytes: ClassVar[int] = 2**28  # the scratch memory of the spectra's kernels
-
-    def _temporaries(self, states: Tensor) -> int:
-        tokens, width = states.shape[1:]
-        in_place = self.options["alpha"] >= 1 and tokens <= width and base.kernels_can_read(states)
-        return tokens * (tokens if in_place else width)
+    _kernels_read_in_place: ClassVar[bool] = True
 
     def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         center, unit, alpha = (self.options[name] for name in ("center", "unit", "alpha"))
@@ -260,12 +228,12 @@ def prompt_effective_rank(
         >>> prompt_effective_rank(torch.eye(3)[None].repeat(2, 1, 1))
         tensor([3., 3.])
     """
-    mask = all_real(states) if mask is None else mask
+    mask = base.all_real(states) if mask is None else mask
     gram, sizes, _ = _grams(states, mask, center=center, unit=unit, double=True)
-    return rank_of_gram(gram, sizes, method).to(result_dtype(states))
+    return rank_of_gram(gram, sizes, method).to(base.result_dtype(states))
 
 
-class PromptEffectiveRank(WaitingTokenMetric, function=prompt_effective_rank):
+class PromptEffectiveRank(TokenMetric, function=prompt_effective_rank):
     """Mean over texts of :func:`prompt_effective_rank`, per layer.
 
     Texts of fewer than two tokens are excluded and counted in ``skipped``. Options as in the function.
@@ -303,9 +271,9 @@ def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> T
         >>> curvature(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]]))
         tensor(1.5708)
     """
-    _check_step(step)
-    total, count = _angles(*_turns(states, all_real(states) if mask is None else mask, step))
-    return (total / count).to(result_dtype(states))
+    base.check_options(step=step)
+    total, count = _angles(*_turns(states, base.all_real(states) if mask is None else mask, step))
+    return (total / count).to(base.result_dtype(states))
 
 
 def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,32 +291,25 @@ def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
         return turns(states, mask, step)
     path, mask = base.tokens_first(states, mask)
-    path = single_or_better(path)
+    path = path.to(base.result_dtype(path))
     moves = path[..., step:, :] - path[..., :-step, :]
-    length = lengths(moves)
+    length = base.lengths(moves)
     moves = moves / length.unsqueeze(-1)
     before, after = moves[..., :-step, :], moves[..., step:, :]
     exists = torch.arange(before.shape[-2], device=mask.device) + 2 * step < mask.sum(dim=-1, keepdim=True)
     exists = exists & (length[..., :-step] != 0) & (length[..., step:] != 0)
-    apart, along = lengths(after - before).square(), lengths(after + before).square()
+    apart, along = base.lengths(after - before).square(), base.lengths(after + before).square()
     return torch.where(exists, apart, -1.0), torch.where(exists, along, -1.0)
 
 
-def _check_step(step: int) -> None:
-    check_count("step", step)
-
-
-class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
+class Curvature(TokenMetric, function=curvature):
     """Mean over texts of :func:`curvature`, per layer.
 
     Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens equal) are excluded and counted in
     ``skipped``. Options as in the function.
     """
 
-    _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
-
-    def _temporaries(self, states: Tensor) -> int:
-        return states.shape[1] * (1 if base.kernels_can_read(states) else states.shape[2])
+    _kernels_read_in_place: ClassVar[bool] = True
 
     def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         return _turns(states, mask, self.options["step"])
@@ -376,25 +337,32 @@ def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
         >>> first_token_share(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
         tensor(0.9000)
     """
-    share, _ = _first_token_shares(states, all_real(states) if mask is None else mask)
-    return share.to(result_dtype(states))
+    share, _ = _first_token_shares(states, base.all_real(states) if mask is None else mask)
+    return share.to(base.result_dtype(states))
 
 
 def _first_token_shares(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return each text's share and whether it is defined, both ``(*)``."""
     # Squares in float64, so that a massive token does not overflow.
-    energy = torch.where(mask, lengths(single_or_better(states)).double(), 0.0).square()
+    energy = torch.where(mask, base.lengths(states.to(base.result_dtype(states))).double(), 0.0).square()
     first = mask.int().argmax(dim=-1, keepdim=True)
     total = energy.sum(dim=-1)
     share = torch.where(total.isinf(), torch.nan, energy.gather(-1, first).squeeze(-1) / total)
     return share, total != 0
 
 
-class FirstTokenShare(TokenMetric, function=first_token_share, number=_first_token_shares):
+class FirstTokenShare(TokenMetric, function=first_token_share):
     """Mean over texts of :func:`first_token_share`, per layer.
 
     Texts without a token, or with only zeros, are excluded and counted in ``skipped``.
     """
+
+    def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _first_token_shares(states, mask)
+
+    def _numbers(self, intermediates: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
+        share, defined = intermediates
+        return share, defined
 
 
 def block_influence(before: Tensor, after: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -416,20 +384,20 @@ def block_influence(before: Tensor, after: Tensor, *, mask: Tensor | None = None
         >>> block_influence(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 0.0]]))
         tensor(0.5000)
     """
-    total, count = _rotations(before, after, all_real(after) if mask is None else mask)
-    return (total / count).to(result_dtype(after))
+    total, count = _rotations(before, after, base.all_real(after) if mask is None else mask)
+    return (total / count).to(base.result_dtype(after))
 
 
 def _rotations(before: Tensor, after: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of one minus cosine over each text's tokens, and their number, both ``(*)``."""
-    before, after = single_or_better(before), single_or_better(after)
-    scale = lengths(before).double() * lengths(after).double()
+    before, after = before.to(base.result_dtype(before)), after.to(base.result_dtype(after))
+    scale = base.lengths(before).double() * base.lengths(after).double()
     counts = mask & (scale != 0)
     cosine = (before * after).sum(dim=-1).double() / scale
     return torch.where(counts, 1.0 - cosine, 0.0).sum(dim=-1), counts.sum(dim=-1)
 
 
-class BlockInfluence(MeanOverTexts):
+class BlockInfluence(MeanOverTexts, function=block_influence):
     """Mean over texts of :func:`block_influence` between each layer and the one listed before it.
 
     Within a batch, update the layers in the order of ``layers``; the previous layer's states are stored for that batch

@@ -36,7 +36,7 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1) -> Tenso
         >>> infonce(torch.ones(4, 3), torch.ones(4, 3))  # at chance, log 7
         tensor(1.9459)
     """
-    _check_temperature(temperature)
+    base.check_options(temperature=temperature)
     check_pair(first, second, same_width=True, batched=True)
     views = torch.cat([unit_rows(precise(first)), unit_rows(precise(second))], dim=-2)
     cosine = products(views, views) / temperature
@@ -46,11 +46,7 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1) -> Tenso
     return (cosine.logsumexp(dim=-1) - positive).mean(dim=-1).to(result_dtype(first))
 
 
-def _check_temperature(temperature: float) -> None:
-    base.check_positive("temperature", temperature)
-
-
-class InfoNCE(ViewMetric, function=infonce, check=_check_temperature):
+class InfoNCE(ViewMetric, function=infonce):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
     Options as in the function and :class:`SampleMetric`. The loss grows with the number of texts.
@@ -92,7 +88,7 @@ def dime(
         >>> dime(torch.ones(4, 2), torch.eye(4))  # one view is the same for every text
         tensor(0.)
     """
-    _check_dime_options(alpha, permutations)
+    base.check_options(alpha=alpha, permutations=permutations)
     check_pair(first, second, batched=True)
     orders = _orders(first.shape[-2], permutations, seed).to(first.device, non_blocking=True)
     shuffled = _kernel(second, unit)[..., orders[:, :, None], orders[:, None, :]]
@@ -112,12 +108,7 @@ def _orders(count: int, permutations: int, seed: int) -> Tensor:
     return torch.stack([torch.arange(count), *shuffled])
 
 
-def _check_dime_options(alpha: float, permutations: int) -> None:
-    base.check_positive("alpha", alpha)
-    check_count("permutations", permutations)
-
-
-class DiME(ViewMetric, function=dime, check=_check_dime_options):
+class DiME(ViewMetric, function=dime):
     """:func:`dime` of views 0 and 1 of each text, per layer.
 
     The most expensive metric: it finds ``permutations + 1`` spectra of the sample's size per layer. Options are those
@@ -154,7 +145,7 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
         >>> lidar(torch.eye(4).expand(2, 4, 4))  # four orthogonal texts span three dimensions: log 3
         tensor(1.0986)
     """
-    _check_delta(delta)
+    base.check_options(delta=delta)
     if views.ndim != 3 or min(views.shape[:2]) < 2:
         raise OptionError(
             f"`views` must be (V, N, D) with two or more views and texts, but got {tuple(views.shape)}: "
@@ -182,11 +173,7 @@ def _lidar(*all_views: Tensor, delta: float, exponential: bool, method: Method) 
     return torch.where(failed == 0, entropy.exp() if exponential else entropy, torch.nan)
 
 
-def _check_delta(delta: float) -> None:
-    base.check_positive("delta", delta)  # or the scatter has no inverse
-
-
-class LiDAR(ViewMetric, function=lidar, check=_check_delta, number=_lidar):
+class LiDAR(ViewMetric, function=lidar, number=_lidar):
     """:func:`lidar` of all views of each text, per layer.
 
     ``views`` is the number of views of each text, 2 or more; the other options are as in the function and

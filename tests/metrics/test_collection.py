@@ -6,7 +6,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from midlayer_encoders.metrics import METRICS, LayerMetric
-from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
+from midlayer_encoders.metrics.token_metrics import TokenMetric
 from tests.metrics.feeding import Corpus, corpus, feed, make
 from tests.metrics.test_layer_metric import SAMPLES
 
@@ -85,5 +85,5 @@ def test_short_texts_do_not_make_metrics_seem_equal() -> None:
 def test_pending_sums_do_not_make_metrics_seem_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, batches = corpus(texts=20, layers=2), list(torch.arange(20).split(5))
     expected = alone("tokens", texts, batches)
-    monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
+    monkeypatch.setattr(TokenMetric, "_waits", lambda *_: True)
     same(fed(MetricCollection(together("tokens")), "tokens", texts, batches), expected)

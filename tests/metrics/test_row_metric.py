@@ -17,7 +17,7 @@ def test_memory_is_bounded_by_the_width() -> None:
     for batch in rows(20_000, 4).split(500):
         metric.update(batch, layer=0)
     assert sum(map(len, metric.rows_0)) <= 1024
-    assert [tuple(moment.shape) for moment in metric.moment_0] == [(1, 4, 4)]
+    assert [tuple(moment.shape) for moment in metric.sums_0] == [(1, 5, 5)]
 
 
 def test_view_of_token_states_does_not_keep_them_in_memory() -> None:
