@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from benchmarks.paper.setting import Setting
 from midlayer_encoders import EncoderOptions, EncoderSpec, LayerEncoder
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
-from midlayer_encoders.comparing.progression import _StepIdentity
+from midlayer_encoders.comparing.progression import _Step
 from midlayer_encoders.extras.gguf import cache as gguf_cache
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
 from midlayer_encoders.extras.scaling.sweep_units import _units
@@ -227,24 +226,16 @@ def digests_of_inputs(world: Any) -> Iterator[str]:
         yield EmbedRun(encoder, inputs, world.path, [1, 2], prompt).digest
 
 
-@digest("comparing/progression.py", "_StepIdentity.key", "progression")
-def step_keys(world: Any) -> Iterator[str]:
-    identity = _StepIdentity("model", "paper", "all", 16, 0, "texts", "digest", {})
+@digest("comparing/progression.py", "_Step.path", "_texts_digest")
+def step_files(world: Any) -> Iterator[str]:
+    settings: dict[str, Any] = {"metrics": "paper", "layers": "all", "views": 16, "seed": 0, "dataset": "texts"}
     checkpoint = Checkpoint("step1", 1, "hub/name", "step1")
-    for changed in changed_fields(identity, {field.name: "another" for field in fields(identity)}):
-        yield changed.key(checkpoint)
-    yield identity.key(replace(checkpoint, revision="step2"))
-
-    def stop(**settings: Any) -> None:
-        raise KeyError(settings["texts"])
-
-    world.monkeypatch.setattr(sys.modules[_StepIdentity.__module__], "_StepIdentity", stop)
-    for name in ("step1", "step2"):
-        (world.path / name).symlink_to(world.folder)
-    for texts in (TEXTS, TEXTS[1:], [*TEXTS[1:], TEXTS[0]]):
-        with pytest.raises(KeyError) as raised:
-            midlayer_encoders.progression(str(world.path), texts=texts, device="cpu")
-        yield str(raised.value)
+    step = _Step(checkpoint, "model", settings, TEXTS, [], EncoderOptions(), world.path)
+    changes: list[dict[str, Any]] = [{}, *({"settings": settings | {name: "another"}} for name in settings)]
+    changes += [{"model": "another"}, {"texts": TEXTS[1:]}, {"texts": [*TEXTS[1:], TEXTS[0]]}]
+    changes += [{"options": EncoderOptions(max_length=9)}, {"checkpoint": replace(checkpoint, revision="step2")}]
+    for change in changes:
+        yield str(replace(step, **change).path)
 
 
 @digest("comparing/checkpoints.py", "files_fingerprint")

@@ -63,9 +63,9 @@ def score_with_mteb(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_Step, "_measure", lambda *_: fail())
-    identity: Any = SimpleNamespace(metrics=["curvature"], views=2)
+    settings = {"metrics": ["curvature"], "views": 2}
     checkpoints: Any = [SimpleNamespace(name=name) for name in ("step1", "step2")]
-    return _measure_steps([_Step(each, identity, ["a"], [], None, None) for each in checkpoints], None, None)  # type: ignore[arg-type]
+    return _measure_steps([_Step(each, "m", settings, ["a"], [], None, None) for each in checkpoints], None, None)  # type: ignore[arg-type]
 
 
 def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 import torch
@@ -18,12 +18,11 @@ from midlayer_encoders import metrics as metric_functions
 from midlayer_encoders import validation
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
-from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.choosing import check_own, complete_encoder
 from midlayer_encoders.encoder.options import EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import check_output_folder, expand_home
+from midlayer_encoders.files import check_output_folder
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError
 from midlayer_encoders.metrics.feeding import extra_passes
@@ -121,10 +120,18 @@ def compare(
     encoder_options = make_options(options, norm="none")
     names = comparable(metrics)
     models = (base, *tuned)
-    _check_models(models, encoder_options.revision)
+    if encoder_options.revision is not None:
+        raise OptionError(
+            f"`revision` must be None, because each model has its own, but got {encoder_options.revision!r}. "
+            "Write `name@revision`."
+        )
+    if not tuned:
+        raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
     for model in models:
         if isinstance(model, LayerEncoder):
             check_own(model, {name: value for name, value in options.items() if name != "norm"})
+        elif not isinstance(model, str):
+            raise OptionError(f"`base` and `tuned` must be names, paths or LayerEncoders, but got {short_repr(model)}.")
     texts = validation.check_texts("texts", texts, minimum=0)
     if not _MIN_TEXTS <= len(texts) <= _MAX_TEXTS:
         raise OptionError(
@@ -142,12 +149,17 @@ def compare(
     text_views = augment(texts, views=num_views, seed=seed) if num_views else []
     halves = random_halves(len(texts), intervals.resamples, seed=seed)
     inputs = _Inputs(texts, copies, text_views, names, layers, encoder_options, halves, progress)
-    measured = _measure_all(models, inputs)
-    first, *compared = measured
+    measured: list[_MeasuredModel] = []
+    for model in models:
+        gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
+        encoder = model if isinstance(model, LayerEncoder) else _load_whole(model, encoder_options)
+        measured.append(_measure_model(encoder, inputs, measured))
+        del encoder
+    first, *others = measured
     result = CompareResult(
         pl.concat([_metric_rows(model, dataset) for model in measured]),
         Path(out) if out is not None else None,
-        pl.concat([_difference_frame(first, other, len(texts), intervals.confidence, dataset) for other in compared]),
+        pl.concat([_difference_frame(first, other, len(texts), intervals.confidence, dataset) for other in others]),
         {
             "texts": f"{len(texts)} ({dataset})",
             "views": f"{len(inputs.views)}, seed {seed}",
@@ -158,45 +170,16 @@ def compare(
             "pooling": ", ".join(dict.fromkeys(model.spec.pooling for model in measured)),
             **versions(),
         },
-        [note for other in compared for note in _pair_notes(first, other)],
+        [note for other in others for note in _compare_structure(first, other)],
     )
     if result.folder is not None:
         result.save()
     return result
 
 
-def _measure_all(models: Sequence[str | LayerEncoder], inputs: _Inputs) -> list[_MeasuredModel]:
-    """Measure each model; models given by name are loaded one at a time."""
-    measured: list[_MeasuredModel] = []
-    for model in models:
-        if isinstance(model, LayerEncoder):
-            measured.append(_measure_model(model, inputs, measured))
-        else:
-            name, revision = name_and_revision(model)
-            gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
-            keywords = {**inputs.options.changed(), "revision": revision}
-            # A variable would keep the encoder in memory while the next one loads.
-            measured.append(_measure_model(complete_encoder(LayerEncoder, name, keywords), inputs, measured))
-    return measured
-
-
-def _check_models(models: Sequence[str | LayerEncoder], revision: str | None) -> None:
-    if revision is not None:
-        raise OptionError(
-            f"`revision` must be left out, because each model has its own, but got {revision!r}. Write `name@revision`."
-        )
-    if len(models) < 2:
-        raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
-    keys: set[object] = set()
-    for model in models:
-        if not isinstance(model, str | LayerEncoder):
-            raise OptionError(f"`base` and `tuned` must be names, paths or LayerEncoders, but got {short_repr(model)}.")
-        key: object = id(model)
-        if isinstance(model, str):
-            key = str(expand_home(model).resolve()) if is_folder(model) else model
-        if key in keys:
-            raise OptionError(f"`tuned` must differ from `base` and from each other, but {model!s} is there twice.")
-        keys.add(key)
+def _load_whole(model: str, options: EncoderOptions) -> LayerEncoder:
+    name, revision = name_and_revision(model)
+    return cast(LayerEncoder, complete_encoder(LayerEncoder, name, {**options.changed(), "revision": revision}))
 
 
 def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:
@@ -266,7 +249,10 @@ class _MeasuredModel:
 
 
 def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_MeasuredModel]) -> _MeasuredModel:
-    """Return the metrics of a model over all texts and over their halves."""
+    """Return the metrics of a model over all texts and over their halves, from one pass for each view of the texts.
+
+    The encoder's pooling and default prompt apply.
+    """
     spec = encoder.spec
     validation.check_matches_encoder("pooling", inputs.options.pooling, encoder.pooling)
     for model in previous:
@@ -276,20 +262,55 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
                 f"settings as {model.label.removeprefix('local/')}."
             )
     label = _unique_label(encoder, [model.label for model in previous])
-    num_inputs = len(inputs.texts) * (1 + len(inputs.copies) + len(inputs.views))
     shown = label.removeprefix("local/")
-    stage = Stage(inputs.progress, f"texts of {shown}", num_inputs)
-    measurements = _measure_texts(encoder, inputs, stage.step)
+    prompt = encoder.default_prompt
+    reader = layer_reader(encoder, layers=inputs.layers, norm=inputs.options.norm, prompt=prompt, normalize=False)
+    rows = {layer: row for row, layer in enumerate(reader.layers)}
+    shape = (len(rows), len(inputs.texts))
+    token_metrics = [name for name in inputs.metrics if METRICS[name].kind == "tokens"]
+    text_values = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in token_metrics}
+
+    def measure_tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+        for name, values in text_values.items():
+            of_batch = getattr(metric_functions, name)(states, mask).double().cpu()
+            if name in _TWO_TOKEN_METRICS:
+                of_batch = torch.where(mask.sum(dim=1).cpu() >= 2, of_batch, torch.nan)
+            values[rows[layer], positions] = of_batch
+
+    passes = (inputs.texts, *inputs.copies, *inputs.views)
+    stage = Stage(inputs.progress, f"texts of {shown}", len(inputs.texts) * len(passes))
+    vectors = []
+    for view, view_texts in enumerate(passes):
+        receive = measure_tokens if token_metrics and view == 0 else None
+        batches = batches_of(encoder, view_texts, prompt=prompt)
+        vectors.append(reader.vectors(view_texts, batches, tokens=receive, done=stage.step))
+    for name, values in text_values.items():
+        if bool(values.isnan().all(dim=1).any()):
+            raise TooFewTextsError(f"There is no text long enough for {name}: give longer texts.")
+    views: dict[Kind, Sequence[Tensor]]
+    views = {"pooled": vectors[:1], "copies": vectors[:2], "views": vectors[1 + len(inputs.copies) :]}
     samples = [torch.arange(len(inputs.texts)), *inputs.halves]
     stage = Stage(inputs.progress, f"halves of {shown}", len(samples) * len(inputs.metrics))
-    values: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
-    for name, sample_values in values.items():
+    measured: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
+    for name, sample_values in measured.items():
         for sample in samples:
-            sample_values.append(measurements.value(name, sample))
+            if name in text_values:
+                sample_values.append(text_values[name][:, sample].nanmean(dim=1))
+            else:
+                sample_values.append(_measure_vectors(name, views[METRICS[name].kind], sample))
             stage.step()
     vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
-    stacked = {name: torch.stack(sample_values) for name, sample_values in values.items()}
-    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, stacked)
+    stacked = {name: torch.stack(sample_values) for name, sample_values in measured.items()}
+    return _MeasuredModel(label, spec, vocabulary_hash, tuple(reader.layers), stacked)
+
+
+def _measure_vectors(metric: str, views: Sequence[Tensor], sample: Tensor) -> Tensor:
+    """Return a metric of every layer from vectors ``(L, N, D)`` of each view, of a sample of texts, shape ``(L,)``."""
+    function = getattr(metric_functions, metric)
+    by_layer = zip(*(vectors[:, sample].double() for vectors in views), strict=True)
+    if metric == "lidar":
+        return torch.stack([function(torch.stack(layer_views)) for layer_views in by_layer])
+    return torch.stack([function(*layer_views[:2]) for layer_views in by_layer])
 
 
 def without_local(frame: pl.DataFrame) -> pl.DataFrame:
@@ -300,12 +321,10 @@ def without_local(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
     """Return a label that is not in ``labels``: the model's name, with its revision or parent folder if needed."""
-    spec = encoder.spec
+    spec, folder = encoder.spec, Path(encoder.source).expanduser().resolve()
     name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
-    if name in labels and Path(encoder.source).expanduser().is_dir():
-        name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
-    elif name.startswith("local/"):
-        name = f"local/{encoder.name}"
+    if name in labels and folder.is_dir():
+        name = f"local/{folder.parent.name}/{name.removeprefix('local/')}"
     numbered = [name, *(f"{name} ({number})" for number in range(2, len(labels) + 2))]
     return next(label for label in numbered if label not in labels)
 
@@ -348,7 +367,7 @@ def _difference_frame(
     return pl.DataFrame(rows, schema=comparison_page.DIFFERENCES, orient="row")
 
 
-def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
+def _compare_structure(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
     """Return caveats about comparing two models."""
     base_depth = base.spec.num_layers
     depth = other.spec.num_layers
@@ -365,34 +384,6 @@ def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class _TextMeasurements:
-    """One model's layers on N texts.
-
-    Attributes:
-        layers: the L layers.
-        text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
-            are too short.
-        vectors: for each kind of metric, ``(L, N, D)`` float32 of the texts, of the texts and their shortened
-            copies, or of each view.
-    """
-
-    layers: tuple[int, ...]
-    text_values: dict[str, Tensor]
-    vectors: dict[Kind, Sequence[Tensor]]
-
-    def value(self, metric: str, texts: Tensor) -> Tensor:
-        """Return a metric of every layer over the texts at some positions, shape ``(L,)`` float64."""
-        kind = METRICS[metric].kind
-        if kind == "tokens":
-            return self.text_values[metric][:, texts].nanmean(dim=1)
-        function = getattr(metric_functions, metric)
-        by_layer = zip(*(vectors[:, texts].double() for vectors in self.vectors[kind]), strict=True)
-        if metric == "lidar":
-            return torch.stack([function(torch.stack(views)) for views in by_layer])
-        return torch.stack([function(*views[:2]) for views in by_layer])
-
-
 def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested metrics, or raise if models cannot be compared by one of them.
 
@@ -401,38 +392,3 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
         ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
     """
     return metric_names(metrics, COMPARABLE, aliases=())
-
-
-def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int], None]) -> _TextMeasurements:
-    """Return the measurements of a model from one pass over the texts, their copies and each view of them.
-
-    The encoder's pooling and default prompt apply; ``done`` is called after each batch with the number of its texts.
-    """
-    prompt = encoder.default_prompt
-    reader = layer_reader(encoder, layers=inputs.layers, norm=inputs.options.norm, prompt=prompt, normalize=False)
-    rows = {layer: row for row, layer in enumerate(reader.layers)}
-    token_metrics = [name for name in inputs.metrics if METRICS[name].kind == "tokens"]
-    shape = (len(rows), len(inputs.texts))
-    text_values = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in token_metrics}
-
-    def measure_tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        for name in token_metrics:
-            values = getattr(metric_functions, name)(states, mask).double().cpu()
-            if name in _TWO_TOKEN_METRICS:
-                values = torch.where(mask.sum(dim=1).cpu() >= 2, values, torch.nan)
-            text_values[name][rows[layer], positions] = values
-
-    vectors = []
-    for view, view_texts in enumerate((inputs.texts, *inputs.copies, *inputs.views)):
-        receive = measure_tokens if token_metrics and view == 0 else None
-        batches = batches_of(encoder, view_texts, prompt=prompt)
-        vectors.append(reader.vectors(view_texts, batches, tokens=receive, done=done))
-    for name in token_metrics:
-        if bool(text_values[name].isnan().all(dim=1).any()):
-            raise TooFewTextsError(
-                f"Texts long enough for {name} must be at least 1, but there are 0: give longer texts."
-            )
-    first_view = 1 + len(inputs.copies)
-    inputs_of: dict[Kind, Sequence[Tensor]]
-    inputs_of = {"pooled": vectors[:1], "copies": vectors[:2], "views": vectors[first_view:]}
-    return _TextMeasurements(tuple(reader.layers), text_values, inputs_of)

@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,35 +78,6 @@ class ProgressionResult(Result):
         return {**super().tables(), "changes.csv": self.changes(), "settled.csv": self.settled()}
 
 
-@dataclass(frozen=True)
-class _StepIdentity:
-    """The settings that a step's file name is hashed from; renaming a field would orphan the files of 0.2."""
-
-    model: str
-    metrics: str | tuple[str, ...]
-    layers: str | tuple[Layer, ...]
-    views: int
-    seed: int
-    dataset: str
-    texts: str  # digest
-    options: dict[str, Any]
-
-    def key(self, checkpoint: Checkpoint) -> str:
-        """Return twelve hexadecimal digits that depend on every setting and on the checkpoint's files."""
-        return content_digest(json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True))
-
-    def describe(self, num_texts: int) -> dict[str, str]:
-        """Return how the steps are measured, for the page."""
-        return {
-            "texts": f"{num_texts} ({self.dataset}, digest {self.texts})",
-            "views": f"seed {self.seed}",
-            "norm": "final",
-            "pooling": "mean",
-            **{name.replace("_", " "): str(value) for name, value in self.options.items()},
-            **versions(),
-        }
-
-
 def progression(
     model: str,
     revisions: Sequence[str] | None = None,
@@ -161,27 +132,30 @@ def progression(
         raise OptionError("`out` must be a folder with an executor: its processes write their steps there.")
     _, num_views = extra_passes(metrics, views=views)  # rejects an unknown metric before anything is loaded
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=encoder_options.trust_remote_code)
-    identity = _StepIdentity(
-        model=base_name(model),
-        metrics=metrics if isinstance(metrics, str) else tuple(metrics),
-        layers=layers if isinstance(layers, str) else tuple(layers),
-        views=views,
-        seed=check_seed(seed),
-        dataset=dataset,
-        texts=content_digest(json.dumps(texts)),
-        options=encoder_options.recreating(),
-    )
-    text_views = augment(texts, views=num_views, seed=identity.seed) if num_views else []
+    settings: dict[str, Any] = {
+        "metrics": metrics if isinstance(metrics, str) else tuple(metrics),
+        "layers": layers if isinstance(layers, str) else tuple(layers),
+        "views": views,
+        "seed": check_seed(seed),
+        "dataset": dataset,
+    }
+    text_views = augment(texts, views=num_views, seed=settings["seed"]) if num_views else []
     folder = None if out is None else Path(out)
-    steps = [
-        _Step(checkpoint, identity, texts, text_views, folder and folder.absolute(), encoder_options)
-        for checkpoint in checkpoints
-    ]
+    common = base_name(model), settings, texts, text_views, encoder_options, folder and folder.absolute()
+    steps = [_Step(checkpoint, *common) for checkpoint in checkpoints]
+    how = {
+        "texts": f"{len(texts)} ({dataset}, digest {_texts_digest(texts)})",
+        "views": f"seed {seed}",
+        "norm": "final",
+        "pooling": "mean",
+        **{name.replace("_", " "): str(value) for name, value in encoder_options.recreating().items()},
+        **versions(),
+    }
     with nullcontext() if folder is None else folder_lock(folder):
         frames, failures = _measure_steps(steps, executor, progress)
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
-        result = ProgressionResult(pl.concat(frames), folder, identity.describe(len(texts)), failures)
+        result = ProgressionResult(pl.concat(frames), folder, how, failures)
         if folder is not None:
             result.save()
     return result
@@ -192,20 +166,22 @@ class _Step:
     """A checkpoint to measure; a unit of work for an executor.
 
     Attributes:
-        checkpoint: the model.
-        identity: the settings.
+        checkpoint: the model at this step.
+        model: name of the model in the frame.
+        settings: arguments of :func:`~midlayer_encoders.measure`.
         texts: all texts.
         views: views of the texts, if a metric needs some.
-        folder: absolute, ``None`` if nothing is written.
         options: of the encoder.
+        folder: absolute, ``None`` if nothing is written.
     """
 
     checkpoint: Checkpoint
-    identity: _StepIdentity
+    model: str
+    settings: Mapping[str, Any]
     texts: Sequence[str]
     views: Sequence[Sequence[str]]
-    folder: Path | None
     options: EncoderOptions
+    folder: Path | None
 
     @property
     def label(self) -> str:
@@ -215,14 +191,17 @@ class _Step:
     @property
     def num_inputs(self) -> int:
         """The number of texts that the model reads, with their copies and views."""
-        return num_passes(self.identity.metrics, views=self.identity.views) * len(self.texts)
+        return num_passes(self.settings["metrics"], views=self.settings["views"]) * len(self.texts)
 
     @property
     def path(self) -> Path | None:
-        """The file of the frame; ``None`` if nothing is written."""
+        """The file of the frame, named by everything that changes it; ``None`` if nothing is written."""
         if self.folder is None:
             return None
-        return self.folder / "steps" / f"step{self.checkpoint.step}.{self.identity.key(self.checkpoint)}.parquet"
+        texts, options = _texts_digest(self.texts), self.options.recreating()
+        identity = {**self.settings, "model": self.model, "texts": texts, "options": options}
+        key = content_digest(json.dumps([identity, self.checkpoint.fingerprint], sort_keys=True))
+        return self.folder / "steps" / f"step{self.checkpoint.step}.{key}.parquet"
 
     @property
     def is_done(self) -> bool:
@@ -247,17 +226,14 @@ class _Step:
 
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
         options = {**self.options.changed(), "revision": self.checkpoint.revision}
-        frame = measure(
-            complete_encoder(LayerEncoder, self.checkpoint.source, options),
-            self.texts,
-            metrics=self.identity.metrics,
-            layers=self.identity.layers,
-            views=self.views or self.identity.views,
-            seed=self.identity.seed,
-            dataset=self.identity.dataset,
-            progress=report,
-        )
-        return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{self.checkpoint.step}"))
+        encoder = complete_encoder(LayerEncoder, self.checkpoint.source, options)
+        settings = {**self.settings, "views": self.views or self.settings["views"], "progress": report}
+        frame = measure(encoder, self.texts, **settings)
+        return frame.with_columns(model=pl.lit(self.model), revision=pl.lit(f"step{self.checkpoint.step}"))
+
+
+def _texts_digest(texts: Sequence[str]) -> str:
+    return content_digest(json.dumps(texts))
 
 
 def _measure_steps(

@@ -70,9 +70,7 @@ def test_commands_whose_models_name_a_revision_have_no_revision_flag(command: st
 
 
 def test_revision_is_refused_in_python() -> None:
-    with pytest.raises(
-        OptionError, match=r"`revision` must be left out, because each model .* 'step7'. Write `name@rev"
-    ):
+    with pytest.raises(OptionError, match=r"`revision` must be None, because each model .* 'step7'. Write `name@rev"):
         compare("a", "b", texts=TEXTS * 3, revision="step7")
     with pytest.raises(OptionError, match="`revision` cannot be combined with `revisions`, but got 'step7'"):
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
