@@ -139,7 +139,6 @@ class EncoderSpec:
         bidirectional: whether a causal model's mask is off.
         adapters: adapters merged into the weights, in order.
         chat_template: whether texts are wrapped in the tokenizer's chat template.
-        gguf_file: file of quantized weights in ``model``.
         truncate_dim: number of leading dimensions kept, ``None`` for all.
         modules: settings of the sentence-transformers modules, as JSON.
         weights_digest: digest of the current weights, which training changes.
@@ -163,7 +162,6 @@ class EncoderSpec:
     bidirectional: bool
     adapters: tuple[str, ...]
     chat_template: bool
-    gguf_file: str | None
     truncate_dim: int | None
     modules: str
     weights_digest: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
-Model = Annotated[str, Argument(help="Folder, GGUF file, hub name, built-in (SmolLM2-135M) or built-in-minilm.")]
+Model = Annotated[str, Argument(help="Folder, llama.cpp file, hub name, built-in (SmolLM2-135M) or built-in-minilm.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
@@ -259,8 +259,7 @@ def check_model(model: str, options: EncoderOptions) -> None:
     from midlayer_encoders.models import hub
 
     name, revision = hub.name_and_revision(model)
-    with options.hub_access():
-        hub.check_model(name, revision or options.revision, file=options.gguf_file)
+    replace(options, revision=revision or options.revision).check_model(name)
 
 
 def load_model(model: str, options: EncoderOptions) -> LayerEncoder:

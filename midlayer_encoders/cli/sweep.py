@@ -42,7 +42,7 @@ STAGES = {
 def sweep(
     *,
     models: Annotated[
-        list[str], Argument(metavar="MODEL...", help="Folders, GGUF files, hub names, name@revision, or built-in.")
+        list[str], Argument(metavar="MODEL...", help="Folders, llama.cpp files, hub names, name@revision, or built-in.")
     ],
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     data: _arguments.Data,

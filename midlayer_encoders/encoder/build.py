@@ -32,14 +32,14 @@ def encoder_name(model: str, options: EncoderOptions) -> str:
     """Return the name of a folder or of a model on the hub in results."""
     if model == BUILT_IN_MINILM:
         return "local/all-MiniLM-L6-v2"
-    return base_name(*options.locate(model))
+    return base_name(*options.split_file(model))
 
 
-def model_place(location: Location, saved: SavedFolder, revision: str | None) -> tuple[Location, str | None]:
-    """Return the location and revision of the transformers model, which may have a subfolder of its own."""
-    if not saved.first_path or location.file is not None:
-        return location, revision
-    return Location(module_folder(location.folder, saved.first_path, revision)), None
+def model_place(location: Location, saved: SavedFolder) -> Location:
+    """Return the location of the transformers model, which may have a subfolder of its own."""
+    if not saved.first_path:
+        return location
+    return location._replace(folder=module_folder(location.folder, saved.first_path, location.revision), revision=None)
 
 
 def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
@@ -47,21 +47,14 @@ def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: En
     location = encoder.location = options.locate(model)
     saved = load_saved_folder(location, options)
     prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
-    place, revision = model_place(location, saved, options.revision)
-    with (
-        _named_errors(model, layer, options),
-        open_model(
-            place,
-            shown=model,
-            revision=revision,
+    with _named_errors(model, layer, options):
+        files = open_model(
+            model_place(location, saved),
             adapters=options.adapters,
             trust_remote_code=options.trust_remote_code,
             model_kwargs=_model_kwargs(options, saved),
             config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
-        ) as files,
-    ):
-        if files.converted is not None and options.pooling is None:
-            saved = replace(saved, pooling=files.converted.default_pooling())
+        )
         towers = media_parts(files.complete)
         if options.tower is not None and options.tower not in towers:
             raise OptionError(
@@ -77,10 +70,7 @@ def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: En
         else:
             first, cut, anatomy = _load_stack(files, model, layer, options, saved, towers.get(options.tower or ""))
     assemble(encoder, model, first, cut, anatomy, options, saved)
-    if files.converted is not None:
-        encoder.files, encoder.file_pooling = files.converted.digest, files.converted.pooling_type
-    if files.converted is None or saved.modules:  # else other files beside it are not read
-        encoder.files += files_digest(local_folder(location, options.revision), code=options.trust_remote_code)
+    encoder.files = files_digest(local_folder(location), code=options.trust_remote_code)
     encoder.loaded = Description(encoder).parts()
 
 

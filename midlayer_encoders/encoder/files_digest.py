@@ -19,7 +19,7 @@ _NO_INPUT = re.compile(
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 # Read by the folder's own code at most: other weights, code, pages, images, tables and logs.
 _READ_BY_CODE = re.compile(
-    r".*\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|ot|onnx|onnx_data|py|md|html|pdf|png|jpe?g|gif|svg|csv|parquet|log)"
+    r".*\.(safetensors|bin|pt|pth|ckpt|gg[a-z]+|h5|msgpack|ot|onnx|onnx_data|py|md|html|pdf|png|jpe?g|gif|svg|csv|parquet|log)"
 )
 # Modules of sentence-transformers whose config is in the spec.
 _IN_SPEC = re.compile(r"sentence_transformers\..*\b(Pooling|Dense|Normalize|Dropout|LayerNorm)")

@@ -333,11 +333,17 @@ class EncoderOptions:
         return Recipe(name=self.recipe or "own", template=self.template, join=self.join, pooling=self.pooling)
 
     def locate(self, model: str) -> hub.Location:
-        """Return the location of a model; raise an :class:`OptionError` if it has a file already."""
-        location = hub.model_location(model, self.gguf_file)
-        if self.gguf_file not in (None, location.file):
-            raise OptionError(f"`gguf_file` must be None for {model!r}, which has its own, but got {self.gguf_file!r}.")
-        return location
+        """Return the location of a model."""
+        return hub.locate(model, self.revision, self.gguf_file)
+
+    def split_file(self, model: str) -> tuple[str, str | None]:
+        """Return the folder or name of a model, and the name of the file in it that holds the model, if one does."""
+        return hub.split_file(model, self.gguf_file)
+
+    def check_model(self, model: str) -> None:
+        """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
+        with self.hub_access():
+            hub.check_model(model, self.revision, file=self.gguf_file)
 
     def shown_name(self, model: str) -> str:
         """Return the name of a model for tables and pages."""

@@ -90,8 +90,8 @@ def load_saved_folder(location: Location, options: EncoderOptions) -> SavedFolde
         ModelNotFoundError: if there is no such model, or its settings or modules cannot be read.
     """
     model = location.folder
-    local = local_only(model, options.revision, filename=location.file or "config.json")
-    find = partial(model_file, model, revision=options.revision, local=local)
+    local = local_only(model, location.revision)
+    find = partial(model_file, model, revision=location.revision, local=local)
     try:
         modules = find("modules.json")
         settings = None if modules is None else find(_SETTINGS_FILE)
@@ -110,7 +110,7 @@ def load_saved_folder(location: Location, options: EncoderOptions) -> SavedFolde
             raise TypeError("truncate_dim is not a whole number")
         rest = without_transformer(
             model,
-            revision=options.revision,
+            revision=location.revision,
             token=options.token,
             cache_folder=options.cache_folder,
             local_files_only=local,

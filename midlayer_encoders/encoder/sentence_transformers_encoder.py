@@ -88,7 +88,6 @@ class LayerEncoder(SentenceTransformer):
     warned: set[str]  # topics of the warnings that were logged
     selection: Selection | None = None
     location = hub.Location("")
-    file_pooling: int | None = None  # llama.cpp's number of the pooling in its GGUF file, 0 for none
     files = ""  # digest of the files that it was loaded from
     loaded: Mapping[str, str] = MappingProxyType({})  # digests of its modules as they follow from these files
     tower_layers: Mapping[str, int] = MappingProxyType({})  # layer of each tower of a joint model
@@ -108,7 +107,7 @@ class LayerEncoder(SentenceTransformer):
         model = choosing.model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
         resolved, encoder_options, selection = choosing.resolve(LayerEncoder, model, layer, options, texts, labels)
-        with encoder_options.hub_access(), hub.named_as_typed(model):
+        with encoder_options.hub_access(), hub.named_as_typed(self):
             build.build_from_files(self, model, resolved, encoder_options)
         if choice is not None:
             choosing.check_choice_fits(choice, self.name, self.num_layers)
@@ -300,8 +299,8 @@ class LayerEncoder(SentenceTransformer):
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
-        with self.options.hub_access(), hub.named_as_typed(self.source):
-            return hub.output_embeddings(self.transformer, *build.model_place(self.location, self.saved, self.revision))
+        with self.options.hub_access(), hub.named_as_typed(self):
+            return hub.output_embeddings(self.transformer, build.model_place(self.location, self.saved))
 
     def for_mteb(self) -> Any:
         """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.

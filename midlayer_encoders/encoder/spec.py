@@ -49,7 +49,6 @@ def encoder_spec(encoder: Any) -> EncoderSpec:
         bidirectional=options.bidirectional,
         adapters=tuple(base_name(adapter) for adapter in options.adapters),
         chat_template=options.chat_template,
-        gguf_file=encoder.location.file,
         truncate_dim=encoder.truncate_dim,
         modules=json.dumps(modules, sort_keys=True, default=str),
         weights_digest=weights_digest(encoder),

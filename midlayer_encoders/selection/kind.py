@@ -51,7 +51,6 @@ _MAX_TEXTS = 100  # with more, half match of an embedding model is no clearer
 _HEAD = re.compile(r"For[A-Z]|Head")  # LlamaForCausalLM, GPT2LMHeadModel, BertForPreTraining, …
 _TASK_HEAD = re.compile(r"For(\w*Classification|QuestionAnswering|MultipleChoice)$")
 _CLASSIFIERS = {"classifier", "score"}  # names of weights
-_RERANKER = 4  # llama.cpp's number of a pooling that is a score
 _SAMPLE_TEXT = "A few words to see."
 
 
@@ -76,7 +75,6 @@ class KindSource(LayerSource, Protocol):
 
     location: Location
     saved: Any  # what its folder holds for sentence-transformers: `modules` and `saved_class`
-    file_pooling: int | None  # llama.cpp's number of the pooling that its GGUF file names, 0 for none
 
 
 def detect_kind(
@@ -89,10 +87,9 @@ def detect_kind(
 ) -> DetectedKind:
     """Return the kind of a model; causal attention is detected by running the model on a few words.
 
-    Modules of sentence-transformers, or the pooling of a GGUF file, show an embedding model, and so does a
-    bidirectional model that was saved without the head of its pretraining. A head, a decoder, a reranker, or a GGUF
-    file of a causal model without a pooling shows that it is none. Where the files say nothing, half match decides,
-    with an interval.
+    Modules of sentence-transformers show an embedding model, and so does a bidirectional model that was saved without
+    the head of its pretraining. A head, a decoder or a reranker shows that it is none. Where the files say nothing,
+    half match decides, with an interval.
 
     Args:
         source: the encoder of the whole model.
@@ -105,14 +102,11 @@ def detect_kind(
         return DetectedKind("media", "it takes no text")
     if source.saved.modules:
         return DetectedKind("tuned", "its folder has modules of sentence-transformers")
-    pooling = source.file_pooling
-    if pooling and pooling != _RERANKER:
-        return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
     untuned: ModelKind = "causal" if is_causal else "bidirectional"
-    if pooling == _RERANKER or source.saved.saved_class == "CrossEncoder":
-        file = "GGUF file is a reranker" if pooling else "folder is a CrossEncoder of sentence-transformers"
-        return DetectedKind(untuned, f"its {file}, which scores pairs of texts")
+    if source.saved.saved_class == "CrossEncoder":
+        evidence = "its folder is a CrossEncoder of sentence-transformers, which scores pairs of texts"
+        return DetectedKind(untuned, evidence)
     saved_as = _saved_as(source.transformer)
     classes = saved_as or [parent.__name__ for parent in type(source.transformer).__mro__]
     folder = "it has no modules of sentence-transformers"
@@ -121,8 +115,6 @@ def detect_kind(
     if head := next(filter(_HEAD.search, classes), None):
         shown = f"it was saved as {head}" if saved_as else f"its class is {head}"
         return DetectedKind(untuned, f"{shown}, with {_describe_head(head)}, and {folder}")
-    if is_causal and pooling is not None:
-        return DetectedKind(untuned, "its GGUF file names no pooling")
     parts = {name.partition(".")[0] for name in _weight_names(source)}
     others = {part for part in parts if not hasattr(source.transformer, part)}
     if "decoder" in others:
@@ -161,10 +153,8 @@ def _weight_names(source: KindSource) -> Sequence[str]:
 
     There are none for a module in memory and for a file of another format.
     """
-    folder, file = source.location
-    if not folder or file is not None:
-        return ()
-    return tuple(weight_files(folder, source.revision, local=local_only(folder, source.revision)))
+    folder, revision = source.location[:2]
+    return tuple(weight_files(folder, revision, local=local_only(folder, revision))) if folder else ()
 
 
 def _saved_as(model: Any) -> list[str]:

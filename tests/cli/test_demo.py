@@ -118,7 +118,7 @@ def test_small_tasks_have_four_objects_of_each_subject() -> None:
 def test_demo_prints_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model stands for the built-in one, whose demo takes minutes."""
     folder = save_causal("byte level", tmp_path / "model")
-    monkeypatch.setattr(hub, "built_in_model", lambda _: hub.Location(str(folder)))
+    monkeypatch.setattr(hub, "built_in_model", lambda _: (str(folder), None))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")], catch_exceptions=False)
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"SmolLM2-135M scores [\d.]+ with word-echo at layer 5, and [\d.]+ as it comes.", lines[0])

@@ -161,8 +161,8 @@ REFUSED_EARLY = {
     "export built-in --layer -0.2 --out o": "must be a layer such as 17, -1 or 0.7, but got '-0.2'",
     "embed built-in --texts texts.txt --out v.npy --layers 0,1.5": "but got '0,1.5'",
     "compare . run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
-    "compare . ./missing --texts texts.txt": "there is no folder './missing'",
-    "metrics ./missing/model.gguf --texts texts.txt": "there is no file './missing/model.gguf'",
+    "compare . ./missing --texts texts.txt": "there is no './missing'",
+    "metrics ./missing/model.gguf --texts texts.txt": "there is no './missing/model.gguf'",
     "metrics run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
     **dict.fromkeys(
         (
@@ -174,7 +174,7 @@ REFUSED_EARLY = {
             "tune ./missing --layer 3 --pairs pairs.csv --out o",
             "distill ./missing --layer 3 --texts many.txt --out o",
         ),
-        "there is no folder './missing'",
+        "there is no './missing'",
     ),
     "export built-in --layer 3 --out o --for tensorrt": "`target` must be one of",
     "export built-in --layer 3 --out o --for onnx": "onnx is not installed: pip install 'midlayer-encoders[onnx]'",

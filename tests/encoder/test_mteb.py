@@ -189,7 +189,7 @@ def _spec(**changes: Any) -> Any:
     fields = {
         "model": "org/name", "revision": None, "layer": 2, "num_layers": 4, "norm": "final", "pooling": "mean",
         "max_length": 64, "dtype": "float32", "prompts": (), "bidirectional": False, "adapters": (),
-        "chat_template": False, "gguf_file": None, "truncate_dim": None, "modules": "", "weights_digest": "0",
+        "chat_template": False, "truncate_dim": None, "modules": "", "weights_digest": "0",
     }  # fmt: skip
     return EncoderSpec(**(fields | changes))
 

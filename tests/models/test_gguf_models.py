@@ -271,7 +271,7 @@ def test_tables_name_attributes_that_configs_have(arch: str, tmp_path: Path) -> 
         ("llama", {"rope.freq_base": [500.0, 600.0]}, r"`llama.rope.freq_base` = \[500.0, 600.0\], but"),
         ("llama", {"rope.scaling.factor": "4"}, "`llama.rope.scaling.factor` = '4', but"),
         ("llama", {"attention.head_count_kv": 0}, "`llama.attention.head_count_kv` = 0"),
-        ("llama", {"pooling_type": 4}, "`llama.pooling_type` = 4"),
+        ("llama", {"pooling_type": 5}, "`llama.pooling_type` = 5"),
         ("llama", _scaling("yarn", original_context_length=0), "`rope.scaling.original_context_length` = 0"),
         ("llama", _scaling("yarn", original_context_length=1), "a context of 1 before scaling by yarn"),
         ("llama", _scaling("yarn", original_context_length=2**31 - 1), "a context of 2147483647 before scaling"),

@@ -110,8 +110,7 @@ def test_weights_outside_the_blocks_are_required_if_the_states_depend_on_them(na
 
 def load_joint(folder: str, layer: int) -> Any:
     """Return the model and the cuts of both towers."""
-    with open_model(Location(folder)) as files:
-        return load_towers(files, layer)
+    return load_towers(open_model(Location(folder)), layer)
 
 
 @pytest.mark.parametrize("name", JOINT)

@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from midlayer_encoders import LayerEncoder, select_layer
-from midlayer_encoders.errors import CutError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
@@ -201,20 +200,18 @@ def test_detect_kind_of_a_gguf_file_reads_its_pooling(tmp_path: Path) -> None:
         "reranker": pooled[:value] + bytes([4, 0, 0, 0]) + pooled[value + 4 :],
     }
     evidence = {
-        "tuned": "its GGUF file names a pooling",
-        "causal": "its GGUF file names no pooling",
-        "reranker": "its GGUF file is a reranker, which scores pairs of texts",
+        "tuned": "its folder has modules of sentence-transformers",
+        "causal": "it was saved as LlamaForCausalLM, with the head of its pretraining, and it has no modules of "
+        "sentence-transformers",
+        "reranker": "its folder is a CrossEncoder of sentence-transformers, which scores pairs of texts",
     }
     for expected, content in files.items():
         (tmp_path / expected).mkdir()
         (tmp_path / expected / "model.gguf").write_bytes(content)
-        pooling = "mean" if expected == "reranker" else None  # its own is refused
-        encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", pooling=pooling, device="cpu")
+        encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", device="cpu")
         kind = detect_kind(encoder)
         assert kind.name == ("causal" if expected == "reranker" else expected)
         assert kind.evidence == evidence[expected]
-    with pytest.raises(CutError, match=r"`llama.pooling_type` = 4"):
-        LayerEncoder(str(tmp_path / "reranker"), -1, gguf_file="model.gguf", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
         folder: output folder.
         int8: write weights in 8 bits instead of 16; not for an encoder that was read from a GGUF file.
     """
-    source = _source_file(encoder)
+    source = getattr(encoder.location.read_weights, "path", None)  # of the file that it was read from
     if int8 and source is not None:
         raise OptionError("`int8` does not apply to an encoder read from a GGUF file, whose weights do not change.")
     if (obstacle := _obstacle(encoder, from_file=source is not None)) is not None:
@@ -89,18 +89,6 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
 
 def _has_llama() -> bool:
     return importlib.util.find_spec("xllamacpp") is not None
-
-
-def _source_file(encoder: LayerEncoder) -> Path | None:
-    """Return the GGUF file that an encoder was read from, if any."""
-    name = encoder.spec.gguf_file
-    if name is None:
-        return None
-    from transformers.utils import cached_file
-
-    options, folder = encoder.options, encoder.location.folder
-    path = cached_file(folder, name, revision=options.revision, cache_dir=options.cache_folder, local_files_only=True)
-    return Path(path)
 
 
 def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:

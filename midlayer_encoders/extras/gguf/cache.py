@@ -1,6 +1,6 @@
-"""Convert GGUF files to folders with a config and a tokenizer, which are cached; the weights stay in the file.
+"""The door of GGUF files: each becomes a folder with a config, a tokenizer and modules, which is cached.
 
-A tokenizer with SentencePiece's merges takes seconds to build.
+The weights stay in the file. A tokenizer with SentencePiece's merges takes seconds to build.
 """
 
 import hashlib
@@ -13,8 +13,9 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,21 +25,20 @@ from torch import Tensor
 
 from midlayer_encoders import files
 from midlayer_encoders.errors import CutError, FolderError, MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.extras.gguf.config import default_pooling, read_config
+from midlayer_encoders.extras.gguf.config import pooling_name, read_config
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
 from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 from midlayer_encoders.extras.gguf.weights import read_weights
-from midlayer_encoders.models.hub import local_only, model_file
+from midlayer_encoders.models.hub import Location, local_only, model_file
 from midlayer_encoders.models.transformers_internals import LOADING
 
-#: Environment variable: the folder of converted models, or ``0`` to convert a file at every load.
+#: Environment variable: the folder of converted models, or ``0`` to convert a file once in each process.
 GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
 #: Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model.
 TOKENIZER = "tokenizer"
 
-_GENERATION = 7  # of the conversion; raise it when the content of a converted folder changes
+_GENERATION = 8  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "checksums.json"
-_OLD_INDEX = "model.safetensors.index.json"  # of folders that held the weights, too
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 _SECONDS_KEPT = 30 * 24 * 3600
 
@@ -53,68 +53,45 @@ def gguf_cache() -> Path | None:
 
 
 @dataclass(frozen=True)
-class GgufModel:
-    """A GGUF file with the folder of its config and tokenizer."""
+class GgufWeights:
+    """Reads the weights of a file; errors call it ``shown``."""
 
-    folder: str
-    file: GgufFile
+    path: Path
+    shown: str
 
-    @property
-    def tokenizer(self) -> str:
-        """Folder of the tokenizer."""
-        return str(Path(self.folder, TOKENIZER))
-
-    @property
-    def digest(self) -> str:
-        """Digest of all but the tensors' bytes."""
-        return self.file.digest
-
-    @property
-    def pooling_type(self) -> int:
-        """llama.cpp's number of the pooling that the file names: 0 for none."""
-        number = self.file.fields.get(f"{self.file.fields.get('general.architecture')}.pooling_type")
-        return number if isinstance(number, int) else 0
-
-    def default_pooling(self) -> str:
-        """Return the pooling that the file names; the mean if it names none."""
-        return default_pooling(self.file)
-
-    def read_weights(self, complete: Any, blocks: int) -> dict[str, Tensor]:
+    def __call__(self, complete: Any, blocks: int) -> dict[str, Tensor]:
         """Return the weights of a model with the first blocks, in float32."""
-        return read_weights(self.file, complete, blocks)
+        with _named_errors(self.shown):
+            return read_weights(read_gguf(self.path), complete, blocks)
 
 
-@contextmanager
-def converted_folder(
-    model: str, gguf_file: str, revision: str | None, *, shown: str | None = None
-) -> Iterator[GgufModel]:
-    """Yield a GGUF file with the folder of its config and tokenizer.
+def converted_folder(model: str, gguf_file: str, revision: str | None, shown: str) -> Location:
+    """Return the folder of a file's config, tokenizer and modules, and the function that reads its weights.
 
     The folder is in the user's cache, or temporary if the cache is off or not writable. Errors call the file ``shown``.
     """
     path = _local_path(model, gguf_file, revision)
     if importlib.util.find_spec("gguf") is None:
         raise MidlayerError("`gguf_file` needs the gguf package: pip install 'midlayer-encoders[demo]'.")
-    file = read_gguf(path)
-    root = gguf_cache()
-    if root is not None and not _is_writable(root):
-        logger.warning("The cache %s is not writable: %s is converted at every load.", root, path.name)
-        root = None
-    with TemporaryDirectory() if root is None else nullcontext(root) as parent:
-        folder = Path(parent, _name(file))
-        try:
-            with LOADING, FileLock(f"{folder}.lock"):  # in this order everywhere
-                _write(folder, file)
-            if root is not None:
-                _remove_unused(root)
-            yield GgufModel(str(folder), file)
-        except (CutError, ModelNotFoundError, OptionError) as error:  # they name the user's file
-            text, shown = str(error), shown or os.path.join(model, gguf_file)  # noqa: PTH118  (a name on the hub is no path)
-            places = (str(folder / TOKENIZER), str(folder), repr(str(path.parent)), "The GGUF file", "the GGUF file")
-            for place in places:
-                text = text.replace(place, shown)
-            error.args = (text,)
-            raise
+    with _named_errors(shown):
+        file = read_gguf(path)
+        root = _writable_cache(path.name)
+        folder = (root or Path(_temporary_cache().name)) / _name(file)
+        with LOADING, FileLock(f"{folder}.lock"):  # in this order everywhere
+            _write(folder, file)
+        if root is not None:
+            _remove_unused(root)
+    return Location(str(folder), None, shown, str(folder / TOKENIZER), GgufWeights(path, shown))
+
+
+@contextmanager
+def _named_errors(shown: str) -> Iterator[None]:
+    """Let errors inside this block name the user's file."""
+    try:
+        yield
+    except (CutError, ModelNotFoundError, OptionError) as error:
+        error.args = (re.sub("[Tt]he GGUF file", lambda _: shown, str(error)),)
+        raise
 
 
 def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
@@ -127,16 +104,25 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 
 
-def _is_writable(folder: Path) -> bool:
+def _writable_cache(name: str) -> Path | None:
+    root = gguf_cache()
     try:
-        files.make_folder(folder)
+        if root is not None:
+            files.make_folder(root)
+            files.check_writable(root)
     except FolderError:
-        return False
-    return os.access(folder, os.W_OK)
+        logger.warning("The cache %s is not writable: %s is converted in every process.", root, name)
+        return None
+    return root
+
+
+@cache
+def _temporary_cache() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="midlayer-gguf-")
 
 
 def _write(folder: Path, file: GgufFile) -> None:
-    """Write the config and the tokenizer of a file, unless they are there."""
+    """Write the config, the tokenizer and the modules of a file, unless they are there."""
     index = folder / _INDEX
     content = files.read_artifact(index, files.read_sealed)
     if content is not None and content["files"] == _checksums(folder):
@@ -145,12 +131,35 @@ def _write(folder: Path, file: GgufFile) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
     def write(staging: Path) -> None:
-        read_config(file).save_pretrained(staging)
+        config = read_config(file)
+        config.save_pretrained(staging)
         build_tokenizer(file.fields).save_pretrained(staging / TOKENIZER)
+        _write_modules(staging, pooling_name(file), config.hidden_size)
         (staging / _INDEX).write_bytes(files.sealed({"files": _checksums(staging)}))
 
     files.write_folder(folder, write)
     logger.info("Config and tokenizer of the GGUF file are cached in %s (%s names another).", folder, GGUF_CACHE)
+
+
+def _write_modules(folder: Path, pooling: str | None, width: int) -> None:
+    """Write the modules of sentence-transformers that a file's pooling stands for; a reranker's is a score."""
+    if pooling is None:
+        return
+    types = ["Transformer"]
+    if pooling == "rank":
+        files.write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    else:
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        (folder / "1_Pooling").mkdir()
+        Pooling(width, pooling_mode=pooling).save(str(folder / "1_Pooling"))
+        types.append("Pooling")
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{name}" * bool(number)}
+        | {"type": f"sentence_transformers.models.{name}"}
+        for number, name in enumerate(types)
+    ]
+    files.write_json(folder / "modules.json", modules)
 
 
 def _checksums(folder: Path) -> dict[str, str]:
@@ -158,13 +167,12 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove the folders of files that were not used for a month; earlier versions also cached their weights."""
+    """Remove the folders of files that were not used for a month."""
     oldest = time.time() - _SECONDS_KEPT
-    for folder in root.iterdir():
-        used = [path.stat().st_mtime for name in (_INDEX, _OLD_INDEX) if (path := folder / name).is_file()]
-        if _NAME.fullmatch(folder.name) and used and max(used) < oldest:
-            shutil.rmtree(folder, ignore_errors=True)
-            Path(f"{folder}.lock").unlink(missing_ok=True)
+    for index in root.glob(f"*/{_INDEX}"):
+        if _NAME.fullmatch(index.parent.name) and index.stat().st_mtime < oldest:
+            shutil.rmtree(index.parent, ignore_errors=True)
+            Path(f"{index.parent}.lock").unlink(missing_ok=True)
 
 
 def _name(file: GgufFile) -> str:

@@ -16,7 +16,7 @@ from midlayer_encoders.extras.gguf.file import GgufFile
 _TABLES = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf8"))
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLES["architectures"]
 _MAX_BLOCKS = 4096
-_POOLINGS: dict[Any, str] = {None: "mean", 0: "mean", 1: "mean", 2: "cls", 3: "last"}
+_POOLINGS: dict[Any, str | None] = {None: None, 0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
 _TYPES = {name: kind for kind, names in _TABLES["types"].items() for name in names}
 _CLASSES: dict[str, set[type]] = {"text": {str}, "flag": {bool}, "number": {int, float}}
 _WINDOW_PATTERN = "attention.sliding_window_pattern"  # a list of flags is not a period
@@ -36,8 +36,8 @@ def architecture(file: GgufFile) -> str:
     return arch
 
 
-def default_pooling(file: GgufFile) -> str:
-    """Return the pooling that a file names; the mean if it names none."""
+def pooling_name(file: GgufFile) -> str | None:
+    """Return sentence-transformers' name of a file's pooling, ``rank`` for a reranker; ``None`` if it names none."""
     name = f"{architecture(file)}.pooling_type"
     if (number := file.fields.get(name)) not in [*_POOLINGS]:
         raise unreadable(f"has `{name}` = {number!r}, which is not the mean, the first or the last token")
@@ -51,6 +51,7 @@ def read_config(file: GgufFile) -> Any:
         CutError: if the file has a field that the config cannot express, or lacks one that llama.cpp requires.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     arch = architecture(file)
     table = ARCHITECTURES[arch]
@@ -74,6 +75,8 @@ def read_config(file: GgufFile) -> Any:
     mask = table.get("mask")
     if mask is None and not fields.pop("attention.causal"):
         settings["is_causal"] = False
+    elif mask != "none" and pooling_name(file) is None:  # it was not tuned to embed texts
+        settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[table["type"]]]
     defaults["attention.causal"] = mask != "none"
     for name, attribute in (_TABLES["fields"] | table.get("fields", {})).items():
         if attribute == "":

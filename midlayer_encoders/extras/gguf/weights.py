@@ -1,6 +1,7 @@
 """Expand the tensors of a GGUF file into the weights of a transformers model; a tensor without a place is refused."""
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from midlayer_encoders.extras.gguf.config import ARCHITECTURES, architecture, frequency_divisors, unreadable
 from midlayer_encoders.extras.gguf.file import GgufFile
-from midlayer_encoders.models import transformers_internals as internals
 
 _BLOCK = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
 _UNREAD = re.compile(r"output\.(weight|bias)|dec\..*")  # the head, and the decoder of an encoder-decoder
@@ -60,7 +60,7 @@ def read_weights(file: GgufFile, complete: Any, blocks: int) -> dict[str, Tensor
         if (block := _BLOCK.match(name)) is None or int(block[1]) < blocks
     }
     shapes = dict(complete.named_parameters())
-    convert = internals.gguf_converter(arch, complete.config)
+    convert = _converter(arch, complete.config)
 
     def expand(parameter: str) -> Tensor:
         name, shape = kept[parameter], shapes[parameter].shape
@@ -79,6 +79,15 @@ def read_weights(file: GgufFile, complete: Any, blocks: int) -> dict[str, Tensor
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return dict(zip(kept, pool.map(expand, kept), strict=True))
+
+
+def _converter(arch: str, config: Any) -> Callable[[Any, str], Any]:
+    """Return transformers' function from the values and the name of a tensor to the values of a weight."""
+    from transformers import modeling_gguf_pytorch_utils as converting
+
+    kinds = {**converting.TENSOR_PROCESSORS, "gemma": converting.Gemma2TensorProcessor}
+    processor = kinds.get(arch, converting.TensorProcessor)(config=config.to_dict())
+    return lambda values, name: processor.process(values, name).weights
 
 
 def _by_group(weight: Tensor, config: Any) -> Tensor:
