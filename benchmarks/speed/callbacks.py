@@ -300,7 +300,7 @@ def equality_page(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# Bitwise equality of training runs with and without the callback ({'GPU' if cuda else 'CPU'}"
         f"{', FSDP2' if given.sharded else ''})", "",
-        f"`python -m benchmarks.speed.callbacks equality`: {device_name(given.device)}, torch {torch.__version__}, a GPTNeoX with "
+        f"`python -m benchmarks.speed.callbacks equality{' --sharded' * given.sharded}`: {device_name(given.device)}, torch {torch.__version__}, a GPTNeoX with "
         f"{shape}, dropout 0.1, {'bfloat16 autocast' if cuda else 'float32'}, a measurement every 2 steps. Every loss and every "
         "weight is compared; runs that differ show their largest differences.", "",
         "| run | algorithms | two runs without the callback | a run with and one without it |", "|---|---|---|---|",

@@ -99,7 +99,7 @@ def passes(texts: int, tokens: int) -> dict[str, tuple[float, float]]:
             module.apply_rotary_pos_emb = own[1]
 
     def without_rotation() -> Tensor:
-        with mock.patch.object(_Rotation, "_is_ready", lambda *_: False):
+        with mock.patch.object(_Rotation, "_is_ready", return_value=False):
             return fused()
 
     runs = {

@@ -27,10 +27,8 @@ MODELS = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
 DEPTH = 0.95
 DEFAULT = "word-echo+center"
 SHORT, LONG, LONGEST = "short", "300 to 600 words", "1,300 to 1,600 words"
-TWO_SHORT = "STSBenchmark, TrecQA"
 CROSS = "German questions, English passages"
 GROUPS = {
-    TWO_SHORT: ("STSBenchmark", "TrecQAReranking"),
     SHORT: (
         "Banking77Classification", "EmotionClassification", "STSBenchmark", "StackOverflowTitlesClustering",
         "TrecQAReranking", "TwitterURLCorpus",
@@ -154,8 +152,6 @@ def groups(model: str, of: dict[str, tuple[str, ...]] = GROUPS) -> dict[str, tup
     """Return the groups of tasks that were measured on a model, and whose texts it can read."""
     measured = set(results(model).frame["task"])
     found = {name: tasks for name, tasks in of.items() if measured.issuperset(tasks)}
-    if SHORT in found:
-        found.pop(TWO_SHORT)
     return {name: tasks for name, tasks in found.items() if name not in TOO_LONG.get(model, ())}
 
 

@@ -7,17 +7,9 @@ from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
 from benchmarks.zoo.rivals import OWN_PROMPT
 from tests.docs.frames import BENCH, table
-from tests.docs.zoo_numbers import short_tasks, variant_gain, zoo_gain, zoo_score
+from tests.docs.zoo_numbers import TASKS, variant_gain, zoo_gain, zoo_score
 
 PASSAGES = rivals.GROUPS["passages"]
-GROUPS = {
-    "passages (XQuAD, 124 words)": "passages",
-    "three passages joined": "joined passages",
-    "texts of 300 to 600 words, three tasks": rivals.LONG,
-    "authors of texts of 1,300 to 1,600 words": rivals.LONGEST,
-    rivals.CROSS: rivals.CROSS,
-}
-"""Rows of the table of gains on other tasks, and their groups."""
 
 
 def choice_row(choice: str) -> list[float]:
@@ -34,7 +26,7 @@ def own_prompt() -> list[float]:
 
 def aligned(number: int) -> list[float]:
     """Of a causal model's short tasks: the score of AlignedWVA, with at most 0.55 of the tokens, and what it is below the default."""
-    of, tasks = rivals.results(zoo.CAUSAL[number]), short_tasks(number)
+    of, tasks = rivals.results(zoo.CAUSAL[number]), TASKS
     settings = [of.chosen("AlignedWVA", task) for task in tasks]
     assert of.tokens(tasks, settings) < 0.55 * of.tokens(tasks, of.default)
     return [of.mean(tasks, settings), of.mean(tasks, of.default) - of.mean(tasks, settings)]

@@ -19,19 +19,14 @@ CHOICES: dict[str, Callable[[rivals.Results, Sequence[str]], rivals.Setting]] = 
 }
 
 
-def short_tasks(number: int) -> Sequence[str]:
-    """Of a causal model: the short tasks, or the two of them that were measured on Gemma-3-270M."""
-    return next(iter(rivals.groups(zoo.CAUSAL[number]).values()))
-
-
 def zoo_score(number: int, choice: str = "default", tasks: Sequence[str] = ()) -> float:
-    of, tasks = rivals.results(zoo.CAUSAL[number]), tasks or short_tasks(number)
+    of, tasks = rivals.results(zoo.CAUSAL[number]), tasks or TASKS
     return of.mean(tasks, CHOICES[choice](of, tasks))
 
 
 def zoo_gain(number: int, choice: str = "default", tasks: Sequence[str] = ()) -> list[float]:
     """Of a causal model: the gain of a choice over the best plain layer, centered or not, and its interval."""
-    of, tasks = rivals.results(zoo.CAUSAL[number]), tasks or short_tasks(number)
+    of, tasks = rivals.results(zoo.CAUSAL[number]), tasks or TASKS
     return list(of.gain(tasks, CHOICES[choice](of, tasks)))
 
 
@@ -61,7 +56,7 @@ def best_plain_depth(number: int) -> float:
 
 def with_intervals(number: int) -> list[float]:
     """Of a causal model: plain at the last and the best layer, and the answer without labels, with intervals; its gain."""
-    of, tasks, values = rivals.results(zoo.CAUSAL[number]), short_tasks(number), []
+    of, tasks, values = rivals.results(zoo.CAUSAL[number]), TASKS, []
     for choice in ("plain, last layer", "plain, best layer", "default"):
         setting = CHOICES[choice](of, tasks)
         values += [of.mean(tasks, setting), *of.interval(tasks, setting)]
@@ -91,13 +86,13 @@ def minilm() -> list[float]:
     return [last(recipe("plain", "minilm")), *zoo_choice(MINILM, "plain, last layer", "low", "high")]
 
 
-def authors(*tasks: str) -> list[float]:
-    """Of SmolLM2-135M: the scores of the best plain layer and of the default on each task."""
-    of = rivals.results(zoo.CAUSAL[0])
+def authors(number: int, *tasks: str) -> list[float]:
+    """Of a causal model: the scores of the best plain layer and of the default on each task."""
+    of = rivals.results(zoo.CAUSAL[number])
     return [of.mean([task], setting) for task in tasks for setting in (of.best([task], "plain"), of.default)]
 
 
 def elsewhere_gain(number: int) -> list[float]:
     """Of a causal model: the gain of the default with depth and weight that are best on another model and other tasks."""
-    of, tasks = rivals.results(zoo.CAUSAL[number]), short_tasks(number)
-    return list(of.gain(tasks, [of.chosen_elsewhere(task) for task in tasks]))
+    of = rivals.results(zoo.CAUSAL[number])
+    return list(of.gain(TASKS, [of.chosen_elsewhere(task) for task in TASKS]))
