@@ -1,8 +1,8 @@
 """Detection of a declining last layer and of collapsing layers, and the part of those callbacks that trainers share."""
 
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders._types import Norm
@@ -10,8 +10,7 @@ from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.validation import check_choice
 
 from ._measurement import LABEL_ACCURACY, MetricValues
-from ._recorder import MeasurementHistory, Recorder
-from ._settings import EveryNSteps
+from ._recorder import Recorder, complete_steps
 
 _log = logging.getLogger("midlayer_encoders")
 
@@ -53,15 +52,14 @@ def describe_decline(
     recent = [step for step in steps if step > peak][-patience:]
     if len(recent) < patience or any(scores[step][-1] >= scores[peak][-1] - tolerance for step in recent):
         return None
-    last = recent[-1]
-    gains = [scores[last][index] - scores[peak][index] for index in range(len(layers) - 1)]
-    best = max(range(len(gains)), key=lambda index: gains[index], default=0)
-    if not gains or gains[best] <= tolerance:
+    before, after = scores[peak], scores[recent[-1]]
+    gains = {index: after[index] - before[index] for index in range(len(layers) - 1)}
+    best = max(gains, key=lambda index: gains[index], default=None)
+    if best is None or gains[best] <= tolerance:
         return None
     return (
-        f"the last layer ({layers[-1]}) fell from a {score_name} of {scores[peak][-1]:.3f} at step {peak} to "
-        f"{scores[last][-1]:.3f} at step {last}, while layer {layers[best]} rose from {scores[peak][best]:.3f} to "
-        f"{scores[last][best]:.3f}"
+        f"the last layer ({layers[-1]}) fell from a {score_name} of {before[-1]:.3f} at step {peak} to {after[-1]:.3f} "
+        f"at step {recent[-1]}, while layer {layers[best]} rose from {before[best]:.3f} to {after[best]:.3f}"
     )
 
 
@@ -84,78 +82,57 @@ def describe_collapse(entropies: Mapping[int, Sequence[float]], layers: Sequence
     return None
 
 
-def _complete_steps(steps: Mapping[int, MetricValues], name: str, layers: Sequence[int]) -> dict[int, list[float]]:
-    """Return a metric's values by step, for the steps that have a value for every layer."""
-    by_step = {step: [values.get(name, {}).get(layer, math.nan) for layer in layers] for step, values in steps.items()}
-    return {step: values for step, values in by_step.items() if not any(map(math.isnan, values))}
-
-
+@dataclass(eq=False, repr=False)
 class DeclineRecorder(Recorder):
     """Warns if the last layer gets worse while an earlier layer improves, or if a layer's entropy collapses.
 
     The score of a layer is the cross-validated accuracy of a ridge classifier that predicts ``labels`` from it. Without
     labels it is ``half_match``: how often the two halves of a text are each other's nearest neighbors.
 
-    Args:
-        texts_or_dataloader: the inputs, as in the metrics callback.
-        tokenizer: tokenizer of the texts.
+    The arguments of the metrics callback are accepted, except ``metrics`` and ``views``.
+
+    Attributes:
         labels: class of each input; at least 2 classes and 10 inputs. ``None`` for the label-free score.
-        every_n_steps: number of optimizer steps between measurements, a list of steps, or ``"log2"``.
+        norm: norm of the vectors that the classifier reads.
+        name: prefix of the logged values.
         on_decline: ``"warn"``, or also ``"stop"`` the run, or also save a ``"checkpoint"``. Each event counts once.
         patience: number of consecutive measurements at which the last layer must be worse.
         tolerance: largest difference that counts as noise, in units of the score (both scores lie in [0, 1]). The
             default is ``1 / sqrt(N)`` for N inputs, two standard errors of a share near one half.
         collapse_share: a layer has collapsed below this share of its highest entropy so far.
-        norm: norm of the vectors that the classifier reads.
-        name: prefix of the logged values.
-        options: other options of the metrics callback, such as ``module``, ``layers`` or ``dirpath``.
     """
 
-    def __init__(
-        self,
-        texts_or_dataloader: Sequence[str] | Iterable[Any],
-        tokenizer: Any = None,
-        *,
-        labels: Sequence[int | str] | None = None,
-        every_n_steps: EveryNSteps = "log2",
-        on_decline: OnDecline = "warn",
-        patience: int = 2,
-        tolerance: float | None = None,
-        collapse_share: float = 0.2,
-        norm: Norm = "final",
-        name: str = "midlayer_decline",
-        **options: Any,
-    ) -> None:
-        check_choice("on_decline", on_decline, ("warn", "stop", "checkpoint"))
-        if patience < 1 or (tolerance or 0) < 0 or not 0 <= collapse_share < 1:
+    metrics: str | Sequence[str] = field(default="paper", init=False)
+    views: int | Sequence[Any] = field(default=0, init=False)
+    _: KW_ONLY
+    norm: Norm = "final"
+    name: str = "midlayer_decline"
+    on_decline: OnDecline = "warn"
+    patience: int = 2
+    tolerance: float | None = None
+    collapse_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_choice("on_decline", self.on_decline, ("warn", "stop", "checkpoint"))
+        if self.patience < 1 or (self.tolerance or 0) < 0 or not 0 <= self.collapse_share < 1:
             raise OptionError(
                 "`patience` must be 1 or more, `tolerance` 0 or more and `collapse_share` in [0, 1), "
-                f"but got {patience}, {tolerance} and {collapse_share}."
+                f"but got {self.patience}, {self.tolerance} and {self.collapse_share}."
             )
-        super().__init__(
-            texts_or_dataloader,
-            tokenizer,
-            metrics=[_ENTROPY] if labels is not None else [_ENTROPY, _LABEL_FREE_SCORE],
-            labels=labels,
-            every_n_steps=every_n_steps,
-            norm=norm,
-            name=name,
-            views=0,
-            **options,
-        )
-        self.on_decline = on_decline
-        self.patience = patience
-        self.tolerance = tolerance
-        self.collapse_share = collapse_share
+        self.metrics = [_ENTROPY] if self.labels is not None else [_ENTROPY, _LABEL_FREE_SCORE]
+        super().__post_init__()
 
     _reacts = True
 
     def _begin(self) -> None:
         super()._begin()
-        #: Descriptions of all events, in order.
-        self.events: list[str] = []
-        self._event_kinds: set[str] = set()
+        self._events: dict[str, str] = {}  # by kind
         self._not_finite: NotFiniteError | None = None
+
+    @property
+    def events(self) -> list[str]:
+        """Descriptions of all events, in order."""
+        return list(self._events.values())
 
     def _failed(self, error: Exception, step: int) -> None:
         if isinstance(error, NotFiniteError):
@@ -163,43 +140,36 @@ class DeclineRecorder(Recorder):
             return
         super()._failed(error, step)
 
-    def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
-        is_resumed = super()._resume(history, state)
-        # The previous run has already reported its events.
-        for step in sorted(history.steps):
-            self._new_events({earlier: values for earlier, values in history.steps.items() if earlier <= step})
+    def _resume(self, state: dict[str, Any]) -> bool:
+        is_resumed = super()._resume(state)
+        for step in sorted(self._steps):  # the previous run has already reported its events
+            self._new_events({earlier: values for earlier, values in self._steps.items() if earlier <= step})
         return is_resumed
 
     def _warn_of_events(self, step: int) -> bool:
         """Log new events as warnings; return True if there are any."""
-        events = self._new_events({} if self._history is None else self._history.steps)
+        events = self._new_events(self._steps)
         for description in events:
             _log.warning("Step %d: %s.", step, description)
         return bool(events)
 
     def _new_events(self, steps: Mapping[int, MetricValues]) -> list[str]:
         """Return descriptions of the events at the last of ``steps`` that have not been reported."""
-        events = []
-        for kind, description in self._detect(steps).items():
-            if description is not None and kind not in self._event_kinds:
-                self._event_kinds.add(kind)
-                events.append(description)
-        self.events += events
-        return events
+        events = {kind: text for kind, text in self._detect(steps).items() if text and kind not in self._events}
+        self._events.update(events)
+        return list(events.values())
 
     def _detect(self, steps: Mapping[int, MetricValues]) -> dict[str, str | None]:
-        if self._history is None:
+        if self._measurement is None:
             return {}
-        measurement = self._history.measurement
-        layers = measurement.layers
-        score_name = _LABEL_FREE_SCORE if measurement.labels is None else LABEL_ACCURACY
-        scores = _complete_steps(steps, score_name, layers)
-        noise: float = measurement.count**-0.5
-        tolerance = noise if self.tolerance is None else self.tolerance
+        layers = self._measurement.layers
+        score_name = _LABEL_FREE_SCORE if self.labels is None else LABEL_ACCURACY
+        scores = complete_steps(steps, score_name, layers)
+        tolerance: float = self._measurement.count**-0.5 if self.tolerance is None else self.tolerance
         return {
             "not finite": None if self._not_finite is None else str(self._not_finite).rstrip("."),
             "decline": describe_decline(
                 scores, layers, patience=self.patience, tolerance=tolerance, score_name=score_name
             ),
-            "collapse": describe_collapse(_complete_steps(steps, _ENTROPY, layers), layers, share=self.collapse_share),
+            "collapse": describe_collapse(complete_steps(steps, _ENTROPY, layers), layers, share=self.collapse_share),
         }

@@ -1,12 +1,13 @@
 """A measurement: find the transformer, batch fixed inputs, and compute every metric of every layer in training."""
 
+import hashlib
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,20 +16,20 @@ from torch import distributed as dist
 from transformers import PreTrainedModel
 
 from midlayer_encoders._isolation import isolated_random, limit_cores
-from midlayer_encoders._types import MIN_MEASURED_TOKENS
+from midlayer_encoders._types import MIN_MEASURED_TOKENS, content_digest
 from midlayer_encoders.errors import AnatomyError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.metrics.eigen import without_kernels
 from midlayer_encoders.metrics.feeding import compute_metrics, num_copies, num_views, token_receiver, update_views
-from midlayer_encoders.metrics.label_accuracy import check_labels, ridge_correct
+from midlayer_encoders.metrics.label_accuracy import check_labels, class_numbers, ridge_correct
 from midlayer_encoders.metrics.text_views import drop_words
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
+from midlayer_encoders.models.anatomy import find_anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import input_embeddings, without_cache
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import sharded_modules
 from midlayer_encoders.reading.reader import LayerReader
+from midlayer_encoders.validation import check_texts
 
-from ._settings import CallbackSettings
+from ._settings import CallbackSettings, layer_metrics, make_views
 from ._sharded import pass_device, passes_together
 
 _NOT_MODEL_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
@@ -61,41 +62,26 @@ def find_backbone(root: nn.Module, path: str = "auto") -> nn.Module:
     Raises:
         AnatomyError: if there is no such module, or if ``"auto"`` finds no model or several.
     """
-    models = hugging_face_models(root)
-    if path != "auto":
-        try:
-            return root.get_submodule(path)
-        except AttributeError:
-            raise AnatomyError(
-                f"`module` must be the path of a module in {type(root).__name__}, but it has no {path!r}. "
-                f"Its transformers are: {_listed(models) or 'none'}."
-            ) from None
-    if len(models) == 1:
-        return next(iter(models.values()))
-    if models:
-        raise AnatomyError(
-            f"{type(root).__name__} holds {len(models)} transformers: {_listed(models)}. "
-            "Pass the path of one as `module`."
-        )
-    lists = {name: list_ for name, list_ in root.named_modules() if isinstance(list_, nn.ModuleList | nn.Sequential)}
-    raise AnatomyError(
-        f"{type(root).__name__} holds no Hugging Face model. Its lists of modules are: {_listed(lists) or 'none'}. "
-        "Pass the path of the transformer as `module` and of its list of blocks, within it, as `blocks`."
-    )
-
-
-def hugging_face_models(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost Hugging Face models by path, including compiled and wrapped ones."""
     models: dict[str, nn.Module] = {}
     for name, module in root.named_modules():
         is_nested = any(name.startswith(f"{outer}.") or not outer for outer in models)
-        if isinstance(module, PreTrainedModel) and not is_nested:
+        if isinstance(module, PreTrainedModel) and not is_nested:  # compiled and wrapped ones, too
             models[name] = module
-    return models
+    if path == "auto" and len(models) == 1:
+        return next(iter(models.values()))
+    modules: dict[str, nn.Module] = dict(root.named_modules())
+    if path in modules:
+        return modules[path]
+    lists = {name: list_ for name, list_ in modules.items() if isinstance(list_, nn.ModuleList | nn.Sequential)}
+    raise AnatomyError(
+        f"`module` must be the path of the transformer in {type(root).__name__}, but got {path!r}. Its Hugging Face "
+        f"models are: {_listed(models)}. Another transformer also needs `blocks`, the path of its blocks within it; "
+        f"the lists of modules are: {_listed(lists)}."
+    )
 
 
 def _listed(modules: Mapping[str, nn.Module]) -> str:
-    return ", ".join(f"{name!r} ({type(module).__name__})" for name, module in modules.items())
+    return ", ".join(f"{name!r} ({type(module).__name__})" for name, module in modules.items()) or "none"
 
 
 def _input_names(model: nn.Module) -> set[str] | None:
@@ -120,24 +106,25 @@ def make_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -
         tokenizer: the trainer's tokenizer, used if the settings have none.
     """
     inputs = settings.texts_or_dataloader
-    views = settings.views
-    metrics = settings.make_metrics([0])
-    num_needed = num_views(metrics)
-    if not isinstance(views, int) and len(views) < num_needed:
-        raise OptionError(f"`views` must hold {num_needed} views for these metrics, but got {len(views)}.")
     with isolated_random():
         if isinstance(inputs, Sequence) and (not inputs or isinstance(inputs[0], str)):
-            tokenizer = tokenizer if settings.tokenizer is None else settings.tokenizer
-            return _text_batches(settings, metrics, model, tokenizer), len(inputs)
-        num_read = max(num_needed, num_copies(metrics))  # the first view replaces the shortened copies of texts
-        if num_read and not (isinstance(views, Sequence) and views):
-            raise OptionError(
-                "`views` must be given, a dataloader for each, where the inputs are a dataloader and a metric compares "
-                "views (InfoNCE, LiDAR, DiME, Alignment). Pass them, texts instead, or other `metrics`."
-            )
-        loaders = [inputs] if isinstance(views, int) else [inputs, *views[:num_read]]
-        passes = [_read_loader(loader, model, settings.max_inputs, view) for view, loader in enumerate(loaders, -1)]
-        passes = [passes[0], *passes[1 : 1 + num_copies(metrics)], *passes[1 : 1 + num_needed]]
+            return _text_batches(settings, model, settings.tokenizer or tokenizer), len(inputs)
+        return _loader_batches(settings, model)
+
+
+def _loader_batches(settings: CallbackSettings, model: nn.Module) -> tuple[list[InputBatch], int]:
+    """Return the batches of dataloaders, and the number of inputs."""
+    views = [] if isinstance(settings.views, int) else settings.views
+    metrics = layer_metrics(settings, [0])
+    num_read = max(num_views(metrics), num_copies(metrics))  # the first view replaces the shortened copies of texts
+    if len(views) < num_read:
+        raise OptionError(
+            f"`views` must hold {num_read} dataloaders where the inputs are a dataloader and a metric compares views "
+            "(InfoNCE, LiDAR, DiME, Alignment). Pass them, texts instead, or other `metrics`."
+        )
+    loaders = [settings.texts_or_dataloader, *views[:num_read]]
+    passes = [_read_loader(loader, model, settings.max_inputs, view) for view, loader in enumerate(loaders, -1)]
+    passes = [passes[0], *passes[1 : 1 + num_copies(metrics)], *passes[1 : 1 + num_views(metrics)]]
     counts = [sum(len(batch.positions) for batch in batches) for batches in passes]
     if len(set(counts)) > 1:
         raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(set(counts))}.")
@@ -148,42 +135,23 @@ def make_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -
     ], counts[0]
 
 
-def class_indices(labels: Sequence[int | str], count: int) -> Tensor:
-    """Return the class of each of ``count`` inputs as an index, in order of first appearance."""
-    classes = list(dict.fromkeys(labels))
-    indices = torch.tensor([classes.index(label) for label in labels])
-    if len(indices) != count:
-        raise OptionError(f"`labels` must be one for each of the {count} inputs, but got {len(indices)}.")
-    check_labels(indices)
-    return indices
-
-
-def _text_batches(
-    settings: CallbackSettings, metrics: Mapping[str, LayerMetric], model: nn.Module, tokenizer: Any
-) -> list[InputBatch]:
+def _text_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -> list[InputBatch]:
     """Return the texts, the copies and all views that metrics need as batches of token ids."""
-    texts: Any = settings.texts_or_dataloader
+    texts = check_texts("texts_or_dataloader", settings.texts_or_dataloader)
     if tokenizer is None:
         raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
-    if not texts:
-        raise OptionError("`texts_or_dataloader` must hold texts or batches, but got none.")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")
     _check_vocabulary(tokenizer, model)
+    metrics = layer_metrics(settings, [0])
+    count = num_views(metrics)
     views: Any = settings.views
-    num_needed = num_views(metrics)
     if isinstance(views, int):
-        views = settings.augment(num_needed) if num_needed else []
-    for number, view in enumerate(views[:num_needed]):
-        if isinstance(view, str) or len(view) != len(texts):
-            raise OptionError(
-                f"`views` must be lists of {len(texts)} texts, one for each text, but view {number} is not."
-            )
+        views = make_views(texts, count, settings.seed) if count else []
+    if len(views) < count or any(isinstance(view, str) or len(view) != len(texts) for view in views[:count]):
+        raise OptionError(f"`views` must hold {count} lists of {len(texts)} texts, one for each text.")
     copies = [drop_words(texts, seed=settings.seed)] if num_copies(metrics) else []
     tokenized = [
         tokenizer(list(view), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
-        for view in (texts, *copies, *views[:num_needed])
+        for view in (texts, *copies, *views[:count])
     ]
     long_enough = sum(len(ids) >= MIN_MEASURED_TOKENS for ids in tokenized[0])
     if long_enough < 2:
@@ -277,12 +245,15 @@ class OtherProcessError(MidlayerError, RuntimeError):
     """The measurement failed in another process of a distributed run."""
 
 
-@dataclass(frozen=True)
 class Measurement:
     """Fixed inputs and the metrics to compute on them.
 
-    Attributes:
+    Args:
         settings: options of the callback.
+        root: the trained module, in which the transformer is found.
+        tokenizer: the trainer's tokenizer, used if the settings have none.
+
+    Attributes:
         model: name of the transformer in the frame.
         module: path of the transformer in the trained module.
         anatomy: anatomy of the transformer.
@@ -292,15 +263,36 @@ class Measurement:
         labels: class of each input, shape ``(N,)``, or ``None``.
     """
 
-    settings: CallbackSettings
-    model: str
-    module: str
-    anatomy: Anatomy
-    layers: Sequence[int]
-    batches: list[InputBatch]
-    count: int
-    labels: Tensor | None
-    _metrics: dict[str, LayerMetric] = field(default_factory=dict, init=False, repr=False)
+    def __init__(self, settings: CallbackSettings, root: nn.Module, tokenizer: Any = None) -> None:
+        self.settings = settings
+        model = find_backbone(root, settings.module)
+        self.anatomy = find_anatomy(model, blocks=settings.blocks)
+        name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__.removeprefix("FSDP")
+        self.model = str(name)
+        self.layers = resolve_layers(settings.layers, self.anatomy.num_layers, name=self.model)
+        self.batches, self.count = make_batches(settings, model, tokenizer)
+        self.labels = None if settings.labels is None else class_numbers(settings.labels)[0]
+        if self.labels is not None and len(self.labels) != self.count:
+            raise OptionError(f"`labels` must be one for each of the {self.count} inputs, but got {len(self.labels)}.")
+        if self.labels is not None:
+            check_labels(self.labels)
+        path = next(path for path, module in root.named_modules() if module is model)
+        self.module = ".".join(part for part in path.split(".") if part != "_orig_mod")  # of `torch.compile`
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the values, so that a resumed run can tell whether it may continue them."""
+        return {
+            "module": self.module,
+            "blocks": self.anatomy.blocks,
+            "layers": list(self.layers),
+            "metrics": list(layer_metrics(self.settings, self.layers)),
+            "norm": self.settings.norm,
+            "pooling": self.settings.pooling,
+            "seed": self.settings.seed,
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "inputs": _inputs_digest(self.batches),
+        }
 
     def measure(self, root: nn.Module, autocast: AbstractContextManager[object]) -> Future[MetricValues]:
         """Return every metric of every layer, and leave the model unchanged.
@@ -321,51 +313,49 @@ class Measurement:
         # The inputs are already tokenized, so `dict` replaces the preprocessing.
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
         on_cpu = self._computes_on_cpu(model)
+        metrics = layer_metrics(self.settings, self.layers)
+        for metric in metrics.values():
+            metric.to("cpu" if on_cpu else device)
+        receive = token_receiver(metrics, self.count)
         copies: list[tuple[int, Tensor, Tensor, list[int]]] = []
         passed: list[tuple[list[int], list[Tensor]]] = []
-        vectors_by_position: dict[int, Tensor] = {}
 
         def copy_tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
             texts = slice(bisect_left(positions, self.count))  # without their views
             copies.append((layer, _host_copy(states[texts]), _host_copy(mask[texts]), positions[texts]))
 
-        with undisturbed(model), ExitStack() as stack:
-            metrics = stack.enter_context(self._empty_metrics(torch.device("cpu") if on_cpu else device))
-            receive = token_receiver(metrics, self.count)
-            tokens = copy_tokens if on_cpu and receive is not None else receive
-            with (
-                _fail_together(device) as check,
-                autocast,
-                self._spectra_device(),
-                passes_together(root, model, check) as run_pass,
-            ):
-                for batch, repeated in self._share(even=bool(sharded_modules(root))):
-                    inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
-                    receiver = None if repeated else tokens
-                    read = partial(reader.read, without_cache(model, inputs), batch.positions, tokens=receiver)
-                    vectors = run_pass(read)
-                    if repeated:
-                        continue
+        tokens = copy_tokens if on_cpu and receive is not None else receive
+        with (
+            undisturbed(model),
+            _fail_together(device) as check,
+            autocast,
+            self._spectra_device(),
+            passes_together(root, model, check) as run_pass,
+        ):
+            share = self.batches[_rank() :: _num_processes()]
+            if sharded_modules(root) and len(share) < len(self.batches[:: _num_processes()]):
+                share.append(InputBatch([], self.batches[0].inputs))  # as many passes as the other processes
+            for batch in share:
+                inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
+                read = partial(reader.read, without_cache(model, inputs), batch.positions, tokens=tokens)
+                vectors = run_pass(read)
+                if batch.positions:
                     passed.append((batch.positions, list(map(_host_copy, vectors)) if on_cpu else vectors))
-                    if self.labels is not None:
-                        inputs_only = batch.positions[: bisect_left(batch.positions, self.count)]
-                        vectors_by_position.update(zip(inputs_only, torch.stack(vectors, dim=1), strict=False))
-            copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-            emptied = stack.pop_all()
+        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
         def compute() -> MetricValues:
             if copied is not None:
                 copied.synchronize()
-            with emptied, torch.no_grad(), self._spectra_device():
+            with torch.no_grad(), self._spectra_device():
                 with _fail_together(device):
                     for arguments in copies:
                         receive(*arguments)  # type: ignore[misc]
                     for positions, vectors in passed:
                         update_views(metrics, self.layers, vectors, positions, self.count)
-                metric_values = compute_metrics(metrics)
+                values = compute_metrics(metrics)
             if self.labels is not None:
-                metric_values[LABEL_ACCURACY] = self._label_accuracy(vectors_by_position, self.labels)
-            return metric_values
+                values[LABEL_ACCURACY] = self._label_accuracy(passed, self.labels)
+            return values
 
         values: Future[MetricValues] = Future()
         if on_cpu:
@@ -377,82 +367,60 @@ class Measurement:
             values.set_result(compute())
         return values
 
-    def _share(self, *, even: bool) -> list[tuple[InputBatch, bool]]:
-        """Return the batches of this process, each with whether it is only repeated to make the numbers ``even``."""
-        num_processes = _num_processes()
-        share = [(batch, False) for batch in self.batches[dist.get_rank() if num_processes > 1 else 0 :: num_processes]]
-        if even and len(share) < len(self.batches[::num_processes]):
-            share.append((self.batches[0], True))
-        return share
-
     def _computes_on_cpu(self, model: nn.Module) -> bool:
         """Return True if a model on one GPU reads so few and short texts that its states may be copied."""
         devices = {parameter.device for parameter in model.parameters()}
         width = max((module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)), default=0)
-        num_states = self.count * len(self.layers) * self._longest
-        return (
-            0 < num_states * self._longest**2 <= _MAX_CPU_SPECTRA
-            and 0 < 4 * num_states * width <= _MAX_COPIED_BYTES
-            and (len(devices), devices.pop().type, _num_processes()) == (1, "cuda", 1)
-        )
+        num_bytes = 4 * self.count * len(self.layers) * self._longest * width
+        is_small = self._has_small_spectra and 0 < num_bytes <= _MAX_COPIED_BYTES
+        return is_small and (len(devices), devices.pop().type, _num_processes()) == (1, "cuda", 1)
 
     def _spectra_device(self) -> AbstractContextManager[None]:
         """Return a context that bypasses the GPU kernels if the texts are few and short."""
-        use_cpu = 0 < self.count * len(self.layers) * self._longest**3 <= _MAX_CPU_SPECTRA
-        return without_kernels() if use_cpu else nullcontext()
+        return without_kernels() if self._has_small_spectra else nullcontext()
+
+    @property
+    def _has_small_spectra(self) -> bool:
+        return 0 < self.count * len(self.layers) * self._longest**3 <= _MAX_CPU_SPECTRA
 
     @property
     def _longest(self) -> int:
         """Number of tokens of the longest text; ``0`` if the inputs are no texts."""
         return max(batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0 for batch in self.batches)
 
-    @contextmanager
-    def _empty_metrics(self, device: torch.device) -> Iterator[dict[str, LayerMetric]]:
-        """Yield empty metrics; they are created once because that takes as long as a forward pass of a small model."""
-        if not self._metrics:
-            self._metrics.update(self.settings.make_metrics(self.layers))
-        for metric in self._metrics.values():
-            if metric.device != device:  # `to` is slow even if the states are already there
-                metric.to(device)
-        try:
-            yield self._metrics
-        except BaseException:
-            self._metrics.clear()  # an error in `compute` leaves them with the states of all processes
-            raise
-        for metric in self._metrics.values():
-            metric.reset()
-
-    def _label_accuracy(self, vectors: dict[int, Tensor], labels: Tensor) -> dict[int, float]:
-        """Return the accuracy of each layer from the vectors, shape ``(L, D)`` by position, of all processes."""
+    def _label_accuracy(self, passed: list[tuple[list[int], list[Tensor]]], labels: Tensor) -> dict[int, float]:
+        """Return the accuracy of each layer from the vectors of each pass, for each layer ``(B, D)``."""
+        vectors: dict[int, Tensor] = {}  # of each input, shape (L, D)
+        for positions, by_layer in passed:
+            inputs_only = positions[: bisect_left(positions, self.count)]
+            vectors.update(zip(inputs_only, torch.stack(by_layer, dim=1).cpu(), strict=False))
         if _num_processes() > 1:
             gathered: list[dict[int, Tensor]] = [{} for _ in range(_num_processes())]
-            dist.all_gather_object(gathered, {position: vector.cpu() for position, vector in vectors.items()})
+            dist.all_gather_object(gathered, vectors)
             vectors = {position: vector for part in gathered for position, vector in part.items()}
-        stacked = torch.stack([vectors[position] for position in sorted(vectors)], dim=1).cpu()
-        if not bool(stacked.isfinite().all()):
-            layer = self.layers[int((~stacked.isfinite().flatten(1).all(dim=1)).nonzero()[0])]
-            raise NotFiniteError(f"Layer {layer} gives NaN or infinity for the callback's inputs.")
+        stacked = torch.stack([vectors[position] for position in sorted(vectors)], dim=1)
+        for layer, layer_vectors in zip(self.layers, stacked, strict=True):
+            if not layer_vectors.isfinite().all():
+                raise NotFiniteError(f"Layer {layer} gives NaN or infinity for the callback's inputs.")
         accuracy = ridge_correct(stacked, labels, seed=self.settings.seed).double().mean(dim=1)
         return dict(zip(self.layers, accuracy.tolist(), strict=True))
 
 
-def make_measurement(settings: CallbackSettings, root: nn.Module, tokenizer: Any = None) -> Measurement:
-    """Find the transformer in the trained module, prepare the inputs, and validate both.
-
-    Args:
-        settings: options of the callback.
-        root: the trained module.
-        tokenizer: the trainer's tokenizer, used if the settings have none.
-    """
-    model = find_backbone(root, settings.module)
-    anatomy = find_anatomy(model, blocks=settings.blocks)
-    name = str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__.removeprefix("FSDP"))
-    layers = resolve_layers(settings.layers, anatomy.num_layers, name=name)
-    batches, count = make_batches(settings, model, tokenizer)
-    labels = None if settings.labels is None else class_indices(settings.labels, count)
-    path = next(path for path, module in root.named_modules() if module is model)
-    module = ".".join(part for part in path.split(".") if part != "_orig_mod")  # of `torch.compile`
-    return Measurement(settings, name, module, anatomy, layers, batches, count, labels)
+def _inputs_digest(batches: Sequence[InputBatch]) -> str:
+    """Return a digest of the inputs, their copies and views, in order and without padding."""
+    rows: dict[int, bytes] = {}
+    for batch in batches:
+        for row, position in enumerate(batch.positions):
+            inputs = {name: tensor[row] for name, tensor in sorted(batch.inputs.items())}
+            mask = inputs.get("attention_mask")
+            digest = hashlib.sha256()
+            for name, value in inputs.items():
+                if mask is not None and value.shape[:1] == mask.shape:
+                    value = value[mask.bool()]
+                raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
+                digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes())
+            rows[position] = digest.digest()
+    return content_digest(b"".join(rows[position] for position in sorted(rows)), 8)
 
 
 @contextmanager
@@ -490,6 +458,10 @@ def _host_copy(tensor: Tensor) -> Tensor:
 
 def _num_processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if _num_processes() > 1 else 0
 
 
 @contextmanager

@@ -1,29 +1,25 @@
 """The part of a callback that does not depend on the trainer: when to measure, the history, the figure and failures."""
 
-import hashlib
 import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeAlias
 
 import polars as pl
-import torch
 from torch import nn
 
-from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import shell_path
 from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
 
-from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
-from ._settings import CallbackSettings, accepts_settings, is_due
+from ._measurement import Measurement, MetricValues
+from ._settings import CallbackSettings, is_due
 from ._sharded import unsupported_sharding
 
 _log = logging.getLogger("midlayer_encoders")
@@ -38,120 +34,19 @@ _ROUNDING = 1e-5  # of the uniformity of equal texts
 _Record: TypeAlias = Callable[[MetricValues | None], None]
 
 
-def measurement_settings(measurement: Measurement) -> dict[str, Any]:
-    """Return the settings that determine the values, so that a resumed run can tell whether it may continue them."""
-    settings = measurement.settings
-    return {
-        "module": measurement.module,
-        "blocks": measurement.anatomy.blocks,
-        "layers": list(measurement.layers),
-        "metrics": list(settings.make_metrics(measurement.layers)),
-        "norm": settings.norm,
-        "pooling": settings.pooling,
-        "seed": settings.seed,
-        "labels": None if measurement.labels is None else measurement.labels.tolist(),
-        "inputs": _inputs_digest(measurement.batches),
-    }
-
-
-def _inputs_digest(batches: Sequence[InputBatch]) -> str:
-    """Return a digest of the inputs, their copies and views, in order and without padding."""
-    rows: dict[int, bytes] = {}
-    for batch in batches:
-        for row, position in enumerate(batch.positions):
-            inputs = {name: tensor[row] for name, tensor in sorted(batch.inputs.items())}
-            mask = inputs.get("attention_mask")
-            digest = hashlib.sha256()
-            for name, value in inputs.items():
-                if mask is not None and value.shape[:1] == mask.shape:
-                    value = value[mask.bool()]
-                raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
-                digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes())
-            rows[position] = digest.digest()
-    return content_digest(b"".join(rows[position] for position in sorted(rows)), 8)
-
-
-# --- history ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class MeasurementHistory:
-    """The values of every layer by step and metric.
-
-    Attributes:
-        measurement: the measurement at each step.
-        settings: the settings that the values depend on.
-        steps: the values by step.
-        at_end: steps that were measured only because a run ended there.
-    """
-
-    measurement: Measurement
-    settings: dict[str, Any] = field(init=False)
-    steps: dict[int, MetricValues] = field(default_factory=dict)
-    at_end: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.settings = measurement_settings(self.measurement)
-
-    def frame(self) -> pl.DataFrame:
-        """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
-        rows = []
-        for step in sorted(self.steps):
-            model = NamedSubject(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)
-            for name, values in self.steps[step].items():
-                rows += tidy_rows(values, model, kind="metric", dataset=_DATASET, name=name)
-        return tidy_frame(rows)
-
-    def is_due(self, step: int) -> bool:
-        """Return True if a measurement is due after ``step`` steps."""
-        return is_due(self.measurement.settings.every_n_steps, step)
-
-    def add(self, step: int, values: MetricValues) -> None:
-        """Add the values of ``step``."""
-        self.steps[step] = values
-        if not self.is_due(step):
-            self.at_end.add(step)
-
-    def state(self) -> dict[str, Any]:
-        """Return the history as plain numbers and strings, for a checkpoint."""
-        return {"steps": dict(self.steps), "settings": self.settings, "at_end": sorted(self.at_end)}
-
-    def resume(self, state: dict[str, Any]) -> list[str]:
-        """Load the history of the previous run, or return the names of the settings that differ from it.
-
-        A measurement at the end of the previous run is dropped if none is due there.
-
-        Args:
-            state: from :meth:`state` or :func:`read_state`.
-        """
-        previous = state.get("settings", {})
-        if changed := [name for name, value in self.settings.items() if previous.get(name) != value]:
-            return changed
-        at_end = state.get("at_end", ())
-        steps = state["steps"].items()
-        self.steps = {step: values for step, values in steps if step not in at_end or self.is_due(step)}
-        self.at_end = set()
-        return []
-
-    def write(self, path: Path) -> None:
-        """Write the frame atomically: if the run is killed, the previous file remains."""
-        from midlayer_encoders.frame.tidy_result import write_frame
-
-        metadata = {key: value for key, value in self.state().items() if key != "steps"}
-        write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(metadata)})
-
-
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state of the history that :meth:`MeasurementHistory.write` wrote."""
+    """Return the state of the history that a callback wrote."""
     saved, fields = read_parquet(path)
     steps: dict[int, MetricValues] = {}
     for revision, name, layer, value in saved.select("revision", "name", "layer", "value").iter_rows():
         steps.setdefault(int(revision.removeprefix("step")), {}).setdefault(name, {})[layer] = value
-    metadata = json.loads(fields.get(_METADATA_KEY, "{}"))
-    return {**metadata, "steps": steps}
+    return {**json.loads(fields.get(_METADATA_KEY, "{}")), "steps": steps}
 
 
-# --- collapse --------------------------------------------------------------------------------------------------------
+def complete_steps(steps: Mapping[int, MetricValues], name: str, layers: Sequence[int]) -> dict[int, list[float]]:
+    """Return a metric's values by step, for the steps that have a value for every layer."""
+    by_step = {step: [values.get(name, {}).get(layer, math.nan) for layer in layers] for step, values in steps.items()}
+    return {step: values for step, values in by_step.items() if all(map(math.isfinite, values))}
 
 
 def describe_lost_uniformity(
@@ -190,53 +85,48 @@ def describe_lost_uniformity(
     )
 
 
-# --- recorder ---------------------------------------------------------------------------------------------------------
-
-
-class Recorder:
+class Recorder(CallbackSettings):
     """Measures every layer of a model in training at scheduled steps and stores the values.
 
     The run is bitwise identical with and without the callback, provided that torch repeats a run exactly
     (docs/callbacks.md): the inputs are fixed, there are no gradients, modes, buffers and random generators are
     restored, and compiled modules run eagerly.
-
-    The arguments are the fields of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`.
     """
 
     _drawing: Thread | None = None
     #: The step of a measurement whose values a thread computes, the values, and the function that records them.
     _pending: tuple[int, Future[MetricValues], _Record] | None = None
+    _measurement: Measurement | None = None
     _reacts = False  # True if the run must not continue before the values are known
 
-    @accepts_settings(CallbackSettings)
-    def __init__(self, settings: CallbackSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self._dirpath = None if settings.dirpath is None else Path(settings.dirpath)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._begin()
-
-    @property
-    def name(self) -> str:
-        """Prefix of the logged values."""
-        return self.settings.name
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """All values measured so far, as rows of the tidy frame."""
-        return [] if self._history is None else self.frame.to_dicts()
+        return [] if self._measurement is None else self.frame.to_dicts()
 
     @property
     def frame(self) -> pl.DataFrame:
-        """All values measured so far, as a tidy frame whose ``revision`` names the step."""
+        """All values measured so far, as a tidy frame whose ``revision`` names the step like Pythia's: ``step512``."""
         self._complete()
-        if self._history is None:
+        if self._measurement is None:
             raise OptionError("There is no frame before the first run: train first.")
-        return self._history.frame()
+        rows = []
+        for step in sorted(self._steps):
+            model = NamedSubject(self._measurement.model, f"step{step}", self._measurement.anatomy.num_layers)
+            for name, values in self._steps[step].items():
+                rows += tidy_rows(values, model, kind="metric", dataset=_DATASET, name=name)
+        return tidy_frame(rows)
 
     def _begin(self) -> None:
         """Discard the state of the previous run: one callback may serve several runs."""
         self._complete()
-        self._history: MeasurementHistory | None = None
+        self._measurement = None
+        self._steps: dict[int, MetricValues] = {}
+        self._at_end: set[int] = set()  # steps that were measured only because a run ended there
         self._restored: dict[str, Any] | None = None
         self._warned = False
         self._collapse_warned = False
@@ -256,28 +146,40 @@ class Recorder:
         """Find the transformer and prepare the inputs, once per run."""
         if strategy := unsupported_sharding(root):
             self._reject_sharding(strategy)
-        if self._history is not None:
-            return
-        self._history = MeasurementHistory(make_measurement(self.settings, root, tokenizer))
-        if self._restored is not None:
-            self._resume(self._history, self._restored)
+        if self._measurement is None:
+            self._measurement = Measurement(self, root, tokenizer)
+            if self._restored is not None:
+                self._resume(self._restored)
 
-    def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
-        """Load the history of the previous run; return False, with a warning, if its settings were others."""
-        changed = history.resume(state)
-        if changed:
+    def _state(self) -> dict[str, Any]:
+        """Return the history as plain numbers and strings, for a checkpoint; empty before the first run."""
+        self._complete()
+        if self._measurement is None:
+            return {}
+        return {"steps": dict(self._steps), "settings": self._measurement.identity, "at_end": sorted(self._at_end)}
+
+    def _resume(self, state: dict[str, Any]) -> bool:
+        """Load the history of the previous run; return False, with a warning, if its settings were others.
+
+        A measurement at the end of the previous run is dropped if none is due there.
+        """
+        previous = state.get("settings", {})
+        settings = {} if self._measurement is None else self._measurement.identity
+        if changed := [name for name, value in settings.items() if previous.get(name) != value]:
             begins = "a new history begins, because the previous run measured with other settings"
             _log.warning("%s: %s: %s.", self.name, begins, ", ".join(changed))
-        return not changed
+            return False
+        dropped = {step for step in state.get("at_end", ()) if not is_due(self.every_n_steps, step)}
+        self._steps = {step: values for step, values in state["steps"].items() if step not in dropped}
+        return True
 
     def _is_due(self, step: int) -> bool:
         """Return True if a measurement is due after ``step`` steps and has not been made."""
-        return is_due(self.settings.every_n_steps, step) and not self._is_complete(step)
+        return is_due(self.every_n_steps, step) and not self._is_complete(step)
 
     def _is_complete(self, step: int) -> bool:
         """Return True if the layers were measured at ``step``."""
-        is_pending = self._pending is not None and self._pending[0] == step
-        return is_pending or (self._history is not None and step in self._history.steps)
+        return step in self._steps or (self._pending is not None and self._pending[0] == step)
 
     def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object], record: _Record) -> None:
         """Measure the model, store the values and pass them to ``record``, or ``None`` if that failed.
@@ -285,50 +187,48 @@ class Recorder:
         A thread may compute the values while training continues; :meth:`_complete` then stores them.
         """
         self._complete()
-        if self._history is None:
+        if self._measurement is None:
             return
         values: Future[MetricValues] = Future()
         try:
-            values = self._history.measurement.measure(root, autocast)
+            values = self._measurement.measure(root, autocast)
         except Exception as error:
             values.set_exception(error)
         self._pending = step, values, record
-        self._complete(wait=self.settings.strict or self._reacts)
+        self._complete(wait=self.strict or self._reacts)
 
     def _complete(self, *, wait: bool = True) -> None:
         """Store and record the values of the last measurement, unless a thread still computes them."""
-        if self._pending is None or self._history is None or not (wait or self._pending[1].done()):
+        if self._pending is None or not (wait or self._pending[1].done()):
             return
         (step, future, record), self._pending = self._pending, None
         values = None
         try:
-            values = future.result()
-            self._history.add(step, values)
+            values = self._steps[step] = future.result()
+            if not is_due(self.every_n_steps, step):
+                self._at_end.add(step)
         except Exception as error:
             self._failed(error, step)
         record(values)
 
     def _warn_of_collapse(self, losses: Mapping[int, float]) -> None:
         """Log a warning, once, if the texts of the last layer move together while the training loss falls."""
-        if self._history is None or self._collapse_warned:
+        if self._measurement is None or self._collapse_warned:
             return
-        last = self._history.measurement.layers[-1]
-        steps = {step: values.get(_UNIFORMITY, {}).get(last, math.nan) for step, values in self._history.steps.items()}
-        finite = {step: value for step, value in steps.items() if math.isfinite(value)}
-        if (description := describe_lost_uniformity(finite, losses)) is not None:
+        last = self._measurement.layers[-1]
+        uniformities = {step: value for step, (value,) in complete_steps(self._steps, _UNIFORMITY, [last]).items()}
+        if (description := describe_lost_uniformity(uniformities, losses)) is not None:
             self._collapse_warned = True
             _log.warning(
-                "The texts of the last layer (%d) move to one point: %s. Train with a loss that has negatives, larger "
-                "batches or a lower learning rate.",
-                last,
-                description,
+                f"The texts of the last layer ({last}) move to one point: {description}. Train with a loss that has "
+                "negatives, larger batches or a lower learning rate."
             )
 
     def _after_measurement(self, run: Any, step: int) -> None:
         """React to the values through Lightning's trainer or the Hugging Face trainer's control."""
 
     def _failed(self, error: Exception, step: int) -> None:
-        if self.settings.strict:
+        if self.strict:
             raise error
         if not self._warned:
             advice = "training continues, and later failures are not logged. Pass strict=True to stop instead."
@@ -345,20 +245,23 @@ class Recorder:
         }
 
     def _write(self, folder: Path) -> None:
-        if self._history is not None and self._history.steps:
-            try:
-                self._history.write(folder / "history.parquet")
-            except Exception as error:
-                self._failed(error, max(self._history.steps))
+        """Write the history atomically: if the run is killed, the previous file remains."""
+        from midlayer_encoders.frame.tidy_result import write_frame
+
+        try:
+            metadata = json.dumps({key: value for key, value in self._state().items() if key != "steps"})
+            write_frame(self.frame, folder / "history.parquet", metadata={_METADATA_KEY: metadata})
+        except Exception as error:
+            self._failed(error, max(self._steps))
 
     def _draw(self, folder: Path) -> None:
         """Draw the history in a thread, or immediately if an error must stop the run, and print where it is."""
-        if self._history is None or not self._history.steps or not self.settings.figures:
+        if not self._steps or not self.figures:
             return
         files = "history.parquet, curves.png, report.html"
         print(f"{type(self).__name__} wrote to {shell_path(folder)}: {files}")  # noqa: T201
-        draw = partial(self._draw_frame, self._history.frame(), folder, max(self._history.steps))
-        if self.settings.strict:
+        draw = partial(self._draw_frame, self.frame, folder, max(self._steps))
+        if self.strict:
             draw()
             return
         # Drawing takes a second or more. The thread is not a daemon, so the interpreter waits for the files.
@@ -373,7 +276,7 @@ class Recorder:
             from midlayer_encoders.report.training_page import steps_html
 
             write_figure(plot_steps_curves(frame), folder / "curves.png", dpi=110)
-            how = {"Norm": self.settings.norm, "Pooling": self.settings.pooling, **versions()}
+            how = {"Norm": self.norm, "Pooling": self.pooling, **versions()}
             write_page(steps_html(frame, title="Every layer while it learned", how=how), folder / "report.html")
         except Exception as error:
             self._failed(error, step)

@@ -1,27 +1,23 @@
 """The options that all callbacks share, and the schedule of their measurements."""
 
-import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import RLock, Thread
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
+from midlayer_encoders import validation
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.metrics.feeding import num_views
 from midlayer_encoders.metrics.text_views import augment
-from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
 #: A number of steps, a list of steps, or ``"log2"``: steps 8, 16, 32, 64 …
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
-
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self")
 
 # Outside the settings, so that a spawned process can receive a callback as a pickle.
 _augment = lru_cache(maxsize=8)(augment)
@@ -57,7 +53,7 @@ def _check_cadence(every_n_steps: Any) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class CallbackSettings:
     """Options of a callback: what it measures, at which steps, and where it writes.
 
@@ -110,48 +106,37 @@ class CallbackSettings:
     def __post_init__(self) -> None:
         if isinstance(self.texts_or_dataloader, str):
             raise OptionError("`texts_or_dataloader` must be a list of texts, but got one text: write `[text]`.")
-        check_choice("norm", self.norm, NORMS)
-        check_choice("pooling", self.pooling, POOLINGS)
-        for option in ("max_length", "max_inputs", "token_budget"):
-            check_count(option, getattr(self, option))
         if not isinstance(self.views, Sequence) or isinstance(self.views, str):
-            check_count("views", self.views, minimum=0)
-        for option in ("figures", "strict"):
-            check_flag(option, getattr(self, option))
-        for option in ("module", "name"):
-            check_text(option, getattr(self, option))
-        check_seed(self.seed)
-        check_path("dirpath", self.dirpath)
+            validation.check_count("views", self.views, minimum=0)
+        validation.check_fields(
+            self,
+            norm=partial(validation.check_choice, choices=NORMS),
+            pooling=partial(validation.check_choice, choices=POOLINGS),
+            seed=lambda _, seed: validation.check_seed(seed),
+            **dict.fromkeys(("max_length", "max_inputs", "token_budget"), validation.check_count),
+            **dict.fromkeys(("figures", "strict"), validation.check_flag),
+            **dict.fromkeys(("module", "name"), validation.check_text),
+        )
+        validation.check_path("dirpath", self.dirpath)
         _check_cadence(self.every_n_steps)
-        metrics = self.make_metrics([0])  # raises for an unknown metric
+        metrics = layer_metrics(self, [0])  # raises for an unknown metric
         if num_views(metrics) and isinstance(self.views, int) and isinstance(self.texts_or_dataloader, list):
-            Thread(target=self._augment_ahead, args=[num_views(metrics)], name="midlayer-views", daemon=True).start()
-
-    def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
-        """Return new metrics by name; empty if the callback only reads labels."""
-        count = self.views if isinstance(self.views, int) else len(self.views)
-        return make_metrics(self.metrics, layers, views=count) if self.metrics else {}
-
-    def augment(self, count: int) -> list[list[str]]:
-        """Return ``count`` views of the texts; a thread begins to make them when the settings are created."""
-        with _lock:
-            return _augment(tuple(self.texts_or_dataloader), views=count, seed=self.seed)
-
-    def _augment_ahead(self, count: int) -> None:
-        with suppress(Exception):  # the run raises it
-            self.augment(count)
+            arguments = self.texts_or_dataloader, num_views(metrics), self.seed
+            Thread(target=_make_views_ahead, args=arguments, name="midlayer-views", daemon=True).start()
 
 
-def accepts_settings(
-    make_settings: Callable[_P, CallbackSettings],
-) -> Callable[[Callable[[_Self, CallbackSettings], None]], Callable[Concatenate[_Self, _P], None]]:
-    """Return a decorator for ``__init__`` methods that makes the fields of the settings the constructor's arguments."""
+def layer_metrics(settings: CallbackSettings, layers: Sequence[int]) -> dict[str, LayerMetric]:
+    """Return new metrics by name; empty if the callback only reads labels."""
+    count = settings.views if isinstance(settings.views, int) else len(settings.views)
+    return make_metrics(settings.metrics, layers, views=count) if settings.metrics else {}
 
-    def decorate(init: Callable[[_Self, CallbackSettings], None]) -> Callable[Concatenate[_Self, _P], None]:
-        def wrapper(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-            init(self, make_settings(*args, **kwargs))
 
-        wrapper.__signature__ = inspect.signature(CallbackSettings.__init__)  # type: ignore[attr-defined]
-        return wrapper
+def make_views(texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
+    """Return ``count`` views of the texts; a thread begins to make them when the settings are created."""
+    with _lock:
+        return _augment(tuple(texts), views=count, seed=seed)
 
-    return decorate
+
+def _make_views_ahead(texts: Sequence[str], count: int, seed: int) -> None:
+    with suppress(Exception):  # the run raises it
+        make_views(texts, count, seed)

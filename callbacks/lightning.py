@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from midlayer_encoders.errors import OptionError
 
 from ._decline import DeclineRecorder
-from ._measurement import MetricValues, hugging_face_models
+from ._measurement import MetricValues
 from ._recorder import Recorder
 
 # The two packages have unrelated `Callback` classes, but each Trainer accepts both.
@@ -38,32 +38,30 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def _begin(self) -> None:
         super()._begin()
-        self._loss_sum: Tensor | float = 0.0  # since the previous measurement
+        self._loss_sum: Tensor | float = 0.0
         self._num_losses = 0
-        self._losses: dict[int, float] = {}
+        self._losses: dict[int, Any] = {}  # mean since the previous measurement, by step
 
-    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Any, _: nn.Module, stage: str) -> None:
         """Validate the run before training starts."""
         self._fits = stage == "fit"
         if not self._fits:
             return
-        previous = self._history.state() if self._history is not None and trainer.global_step > 0 else None
-        self._begin()
-        if previous is not None:  # the same trainer continues: its history stays, including the last step
-            self._restored = {**previous, "at_end": []}
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDED_STRATEGIES:
             self._reject_sharding(strategy)
-        if not trainer.loggers and self._dirpath is None:
+        previous = self._state() if trainer.global_step > 0 else {}
+        self._begin()
+        if previous:  # the same trainer continues: its history stays, including the last step
+            self._restored = {**previous, "at_end": []}
+        if not trainer.loggers and self.dirpath is None:
             raise OptionError(
                 f"{type(self).__name__} has no logger to log to. Give the Trainer one (`logger=CSVLogger(...)`), or "
                 "pass `dirpath` to keep the history in a file alone."
             )
-        if hugging_face_models(pl_module) or self.settings.module != "auto" or not _may_create_layers_later(pl_module):
-            self._prepare(pl_module)
 
     def on_fit_start(self, _: Any, pl_module: nn.Module) -> None:
-        """Find a model that the module created in ``setup`` or ``configure_model``."""
+        """Find the model, which the module may have created in ``setup`` or ``configure_model``."""
         self._prepare(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
@@ -101,30 +99,24 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, for the checkpoint."""
-        self._complete()
-        return {} if self._history is None else self._history.state()
+        return self._state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the history of the resumed run."""
-        if not self._fits or not state_dict:  # trainer.test(ckpt_path="best")
-            return
-        if self._history is None:
+        if self._fits and state_dict:  # False in trainer.test(ckpt_path="best")
             self._restored = state_dict  # there is no model yet
-        else:
-            self._resume(self._history, state_dict)
 
     def _visit(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the model, log the values and write the history."""
         step = trainer.global_step
         autocast = trainer.precision_plugin.forward_context()  # Lightning turns it off around hooks
         folder = self._folder(trainer)  # in every process, because Lightning broadcasts it
-        loss = self._loss_sum / self._num_losses if self._num_losses else None
+        if self._num_losses:
+            self._losses[step] = self._loss_sum / self._num_losses
         self._loss_sum, self._num_losses = 0.0, 0
-        self._measure(pl_module, step, autocast, partial(self._record, trainer, step, folder, loss))
+        self._measure(pl_module, step, autocast, partial(self._record, trainer, step, folder))
 
-    def _record(self, trainer: Any, step: int, folder: Path, loss: Any, values: MetricValues | None) -> None:
-        if loss is not None:
-            self._losses[step] = float(loss)
+    def _record(self, trainer: Any, step: int, folder: Path, values: MetricValues | None) -> None:
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(self._log_values(values), step=step)
@@ -134,7 +126,7 @@ class LayerMetricsCallback(Recorder, Callback):
         self._after_measurement(trainer, step)
 
     def _folder(self, trainer: Any) -> Path:
-        return self._dirpath or Path(trainer.log_dir or trainer.default_root_dir) / self.name
+        return Path(self.dirpath or Path(trainer.log_dir or trainer.default_root_dir) / self.name)
 
 
 class LastLayerDecline(DeclineRecorder, LayerMetricsCallback):
@@ -152,10 +144,3 @@ class LastLayerDecline(DeclineRecorder, LayerMetricsCallback):
             trainer.should_stop = True
         elif self.on_decline == "checkpoint" and not trainer.fast_dev_run:
             trainer.save_checkpoint(self._folder(trainer) / f"decline-step{step}.ckpt")
-
-
-def _may_create_layers_later(pl_module: nn.Module) -> bool:
-    """Return True if a LightningModule may create its layers after the callbacks' ``setup``."""
-    libraries = ("lightning", "pytorch_lightning", "lightning_fabric")
-    classes = [cls for cls in type(pl_module).__mro__ if cls.__module__.split(".")[0] not in libraries]
-    return any("configure_model" in vars(cls) or "setup" in vars(cls) for cls in classes)

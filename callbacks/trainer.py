@@ -48,7 +48,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Validate the run, load the history of a resumed run, and measure before the first step."""
-        if args.output_dir is None and self._dirpath is None:
+        if args.output_dir is None and self.dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
         self._ended = False
@@ -86,10 +86,10 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     def _resume_from(self, path: Path, step: int) -> None:
         """Load the steps up to the checkpoint from the previous run's file; a new run starts a new file."""
         state = read_artifact(path, read_state) if step else None
-        if state is None or self._history is None:
+        if state is None:
             return
         state["steps"] = {earlier: values for earlier, values in state["steps"].items() if earlier <= step}
-        if not self._resume(self._history, state):
+        if not self._resume(state):
             # The next measurement overwrites the file.
             write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 
@@ -115,7 +115,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         return [callback for callback in callbacks if _is_integration(callback)]
 
     def _folder(self, args: Any) -> Path:
-        return self._dirpath or Path(args.output_dir) / self.name
+        return Path(self.dirpath or Path(args.output_dir) / self.name)
 
 
 class _EndsFirst(TrainerCallback):  # type: ignore[misc]

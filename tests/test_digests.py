@@ -60,7 +60,7 @@ COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
     "midlayer_encoders/sweeping/store/shard.py": "tests/store/test_damage.py",
     "midlayer_encoders/sweeping/mteb_jobs.py": "tests/sweeping/test_resume.py",
-    "callbacks/_recorder.py": "tests/callbacks/test_resume.py",
+    "callbacks/_measurement.py": "tests/callbacks/test_resume.py",
 }
 DIGESTS: dict[str, Callable[[Any], Any]] = {}
 """By function, a test that yields the digest of a base and then that of each change."""

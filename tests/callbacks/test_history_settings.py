@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from midlayer_encoders.callbacks._measurement import make_measurement
-from midlayer_encoders.callbacks._recorder import measurement_settings
+from midlayer_encoders.callbacks._measurement import Measurement
 from midlayer_encoders.callbacks._settings import CallbackSettings
 from tokenizers import normalizers
 from torch import nn
@@ -60,7 +59,7 @@ def settings_of(**options: Any) -> dict[str, Any]:
     root = nn.ModuleDict({"student": neox(), "teacher": neox()})
     for model in root.values():
         model.gpt_neox.more = nn.ModuleList([*model.gpt_neox.layers])
-    return measurement_settings(make_measurement(CallbackSettings(**options), root))
+    return Measurement(CallbackSettings(**options), root).identity
 
 
 def changed_settings(base: dict[str, Any], field: str, value: Any) -> set[str]:
@@ -99,9 +98,9 @@ def test_resume_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
         return made
 
     before, resumed = callback(), callback()
-    assert before._history is not None
+    assert before._measurement is not None
     for step in (0, 1, 2, 3):
-        before._history.add(step, {"curvature": {0: 0.5 + step}})
+        before._steps[step] = {"curvature": {0: 0.5 + step}}
     before._write(tmp_path)
     resumed._resume_from(tmp_path / "history.parquet", 2)
     assert [(row["revision"], row["value"]) for row in resumed.history] == [

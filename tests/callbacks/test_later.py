@@ -56,7 +56,7 @@ class Opens(pl.Callback):
         self.measured: dict[int, list[int]] = {}
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.measured[trainer.global_step] = sorted(self.recorder._history.steps)
+        self.measured[trainer.global_step] = sorted(self.recorder._steps)
         if trainer.global_step == self.step:
             self.gate.set()
 
@@ -154,8 +154,8 @@ def test_trainer_values_have_their_own_step(gate: threading.Event, tmp_path: Pat
 
     class Watches(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            assert callback._history is not None
-            measured[state.global_step] = sorted(callback._history.steps)
+            assert callback._measurement is not None
+            measured[state.global_step] = sorted(callback._steps)
             if state.global_step == 3:
                 gate.set()
 
@@ -200,9 +200,9 @@ def test_few_texts_of_a_model_on_a_gpu_are_computed_later(
 ) -> None:
     for name, limit in limits.items():
         monkeypatch.setattr(_measurement, name, limit)
-    settings = LayerMetricsCallback(TEXTS, TOKENIZER).settings
+    settings = LayerMetricsCallback(TEXTS, TOKENIZER)
     model = neox()
-    measurement = _measurement.make_measurement(settings, model)
+    measurement = Measurement(settings, model)
     assert not measurement._computes_on_cpu(model)  # on a CPU, training would wait for the thread
 
     class Parameter:

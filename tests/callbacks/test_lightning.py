@@ -174,25 +174,25 @@ class Two(Boring):
 @pytest.mark.parametrize(
     ("module", "make_invalid", "error", "message"),
     [
-        (lambda: Boring(Stack()), make_callback, AnatomyError, "holds no Hugging Face model.*'backbone.steps'"),
-        (Two, make_callback, AnatomyError, "holds 2 transformers: 'backbone' .*'teacher'.*`module`"),
-        (Two, lambda: make_callback(module="teachr"), AnatomyError, "no 'teachr'.*'teacher'"),
+        (lambda: Boring(Stack()), make_callback, AnatomyError, "models are: none.*`blocks`.*'backbone.steps'"),
+        (Two, make_callback, AnatomyError, "`module` must be .* models are: 'backbone' .*'teacher'"),
+        (Two, lambda: make_callback(module="teachr"), AnatomyError, "but got 'teachr'.*'teacher'"),
         (None, lambda: LayerMetricsCallback(["a", "b"], TOKENIZER), OptionError, "at least 2 texts of 4 tokens"),
         (None, lambda: LayerMetricsCallback("a text", TOKENIZER), OptionError, "write `\\[text\\]`"),
-        (None, lambda: LayerMetricsCallback([*INPUTS, 3], TOKENIZER), OptionError, "only strings"),
-        (None, lambda: LayerMetricsCallback([], TOKENIZER), OptionError, "must hold texts or batches, but got none"),
+        (None, lambda: LayerMetricsCallback([*INPUTS, 3], TOKENIZER), OptionError, r"`texts_or_dataloader\[8\]` must be a string"),
+        (None, lambda: LayerMetricsCallback([], TOKENIZER), OptionError, "must hold at least one text, but got none"),
         (None, lambda: make_callback(labels=["a"] * 8), MidlayerError, "labels"),
         (None, lambda: LayerMetricsCallback(INPUTS), OptionError, "`tokenizer` must be given"),
         (None, lambda: make_callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
-        (None, lambda: make_callback(views=[INPUTS]), OptionError, "must hold 2 views"),
-        (None, lambda: make_callback(views=[INPUTS, INPUTS[:2]]), OptionError, "view 1 is not"),
+        (None, lambda: make_callback(views=[INPUTS]), OptionError, "must hold 2 lists of 8 texts"),
+        (None, lambda: make_callback(views=[INPUTS, INPUTS[:2]]), OptionError, "must hold 2 lists of 8 texts"),
         (None, lambda: make_callback(labels=[0, 1]), OptionError, "one for each of the 8 inputs"),
         (None, lambda: LayerMetricsCallback([("x", "y")], metrics=CHEAP[:1]), OptionError, "dicts of tensors with 'input_ids'"),
         (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
         (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
-        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must be given"),
-        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment"), OptionError, "`views` must be given.*Alignment"),
-        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment", views=[]), OptionError, "`views` must be given"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must hold 2 dataloaders"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment"), OptionError, "`views` must hold 1 dataloader.*Alignment"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment", views=[]), OptionError, "`views` must hold 1 dataloader"),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused_before_training(
@@ -239,8 +239,8 @@ class Failing(LayerMetricsCallback):
     """A measurement that fails after the second step, as if out of memory."""
 
     def _measure(self, root: nn.Module, step: int, *given: Any) -> None:
-        if step > 2 and self._history is not None:
-            self._history.measurement.batches[0].inputs["input_ids"] = torch.full((8, 4), 10**6)
+        if step > 2 and self._measurement is not None:
+            self._measurement.batches[0].inputs["input_ids"] = torch.full((8, 4), 10**6)
         super()._measure(root, step, *given)
 
 
@@ -303,8 +303,8 @@ def test_decline_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
         LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, patience=1, figures=False, strict=True
     )
     fit(Boring(neox()), tmp_path, [watch], max_steps=1)
-    assert watch._history is not None
-    steps = watch._history.steps
+    assert watch._measurement is not None
+    steps = watch._steps
     entropy = steps.pop(0)["prompt_entropy"]
     steps.clear()
     steps[10] = {"prompt_entropy": entropy, "label_accuracy": dict(enumerate([0.1, 0.1, 0.1, 1.0]))}

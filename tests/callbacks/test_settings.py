@@ -45,9 +45,9 @@ def test_defaults_and_limits_of_the_decline_callback(callback_class: Any) -> Non
     callback = callback_class(TEXTS, TOKENIZER)
     names = ("on_decline", "patience", "tolerance", "collapse_share", "name")
     assert [getattr(callback, name) for name in names] == ["warn", 2, None, 0.2, "midlayer_decline"]
-    assert (callback.settings.norm, callback.settings.every_n_steps) == ("final", "log2")
-    assert callback.settings.metrics == ["prompt_entropy", "half_match"]
-    assert callback_class(TEXTS, TOKENIZER, labels=[0] * len(TEXTS)).settings.metrics == ["prompt_entropy"]
+    assert (callback.norm, callback.every_n_steps) == ("final", "log2")
+    assert callback.metrics == ["prompt_entropy", "half_match"]
+    assert callback_class(TEXTS, TOKENIZER, labels=[0] * len(TEXTS)).metrics == ["prompt_entropy"]
     callback_class(TEXTS, TOKENIZER, patience=1, tolerance=0, collapse_share=0)
     for option in ({"patience": 0}, {"tolerance": -0.1}, {"collapse_share": 1.0}, {"collapse_share": -0.1}):
         ((_, value),) = option.items()
@@ -70,7 +70,7 @@ def test_messages_count_the_inputs_that_are_missing() -> None:
         inputs = loaders[0] if "view" in source else loaders[2]
         with pytest.raises(OptionError, match=f"must give at least 2 inputs, but {source}"):
             make_batches(CallbackSettings(inputs, metrics=["infonce"], views=views), neox(), None)
-    with pytest.raises(AnatomyError, match=r"it has no 'model'\. Its transformers are: none"):
+    with pytest.raises(AnatomyError, match=r"but got 'model'\. Its Hugging Face models are: none"):
         find_backbone(torch.nn.Linear(1, 1), "model")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from midlayer_encoders.callbacks._settings import make_views
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, _settings
 from midlayer_encoders.errors import MidlayerError
@@ -51,7 +52,7 @@ def test_thread_makes_the_views_once(made_in: list[str], tmp_path: Path) -> None
     before = generators()
     callback = make_callback(dirpath=tmp_path)
     wait_for(made_in)
-    assert callback.settings.augment(2) == augment(INPUTS, views=2)
+    assert make_views(callback.texts_or_dataloader, 2, 0) == augment(INPUTS, views=2)
     assert generators() == before
     fit(Boring(neox()), tmp_path, [callback], max_steps=1)
     assert made_in == ["midlayer-views"]
@@ -60,8 +61,8 @@ def test_thread_makes_the_views_once(made_in: list[str], tmp_path: Path) -> None
 def test_views_are_those_of_the_texts_at_the_run(made_in: list[str]) -> None:
     callback = make_callback()
     wait_for(made_in)
-    callback.settings.texts_or_dataloader.append("one more text")  # type: ignore[union-attr]
-    assert callback.settings.augment(2) == augment([*INPUTS, "one more text"], views=2)
+    callback.texts_or_dataloader.append("one more text")  # type: ignore[union-attr]
+    assert make_views(callback.texts_or_dataloader, 2, 0) == augment([*INPUTS, "one more text"], views=2)
 
 
 @pytest.mark.parametrize("options", [{"metrics": "curvature"}, {"views": [INPUTS, INPUTS]}])
@@ -75,7 +76,7 @@ def test_no_thread_without_a_use_for_views(options: dict[str, Any], made_in: lis
 def test_callback_can_be_copied_while_the_thread_works(copied: Any, made_in: list[str]) -> None:
     callback = make_callback()
     wait_for(made_in)
-    assert copied(callback).settings.augment(2) == augment(INPUTS, views=2)
+    assert make_views(copied(callback).texts_or_dataloader, 2, 0) == augment(INPUTS, views=2)
     assert made_in == ["midlayer-views"]
 
 
@@ -106,9 +107,9 @@ def test_fork_waits_for_the_thread(made_in: list[str]) -> None:
     child = os.fork()
     if child == 0:
         is_made = _settings._augment.cache_info().currsize == 1
-        os._exit(0 if is_made and len(callback.settings.augment(2)) == 2 else 1)
+        os._exit(0 if is_made and len(make_views(callback.texts_or_dataloader, 2, 0)) == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(callback.settings.augment(2)) == 2
+    assert len(make_views(callback.texts_or_dataloader, 2, 0)) == 2
 
 
 @pytest.mark.long
