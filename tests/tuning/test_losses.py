@@ -135,7 +135,7 @@ def test_settings_reach_the_trainer(
     assert (args.use_cpu, args.bf16, args.load_best_model_at_end) == (True, False, True)
     callback = _make_callback(encoder, ["a long text"] * 70, settings, tmp_path)
     assert callback is not None
-    measured = callback.settings
+    measured = callback
     assert (measured.pooling, measured.max_length, measured.seed, measured.dirpath) == ("cls", 20, 7, tmp_path)
     assert len(list(measured.texts_or_dataloader)) == 64
     trainer_internals.add_lora(encoder, 4)
