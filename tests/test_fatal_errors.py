@@ -3,7 +3,6 @@
 import ast
 import errno
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import cloudpickle
 import pytest
 import torch
 
@@ -26,7 +24,6 @@ from midlayer_encoders.extras.scaling.units import call_unit, run_units
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.sweeping import mteb_jobs, task_scoring
 from midlayer_encoders.sweeping.mteb_jobs import run_job
-from midlayer_encoders.sweeping.process_pool import _answer
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import TOKENIZER, neox
@@ -66,21 +63,6 @@ def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = {"metrics": ["curvature"], "views": 2}
     checkpoints: Any = [SimpleNamespace(name=name) for name in ("step1", "step2")]
     return _measure_steps([_Step(each, "m", settings, ["a"], [], None, None) for each in checkpoints], None, None)  # type: ignore[arg-type]
-
-
-def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    calls, sent = [cloudpickle.dumps((fail, ()))], list[bytes]()
-
-    def next_call() -> bytes:
-        if not calls:
-            raise EOFError
-        return calls.pop()
-
-    with suppress(KeyboardInterrupt, SystemExit):
-        _answer(SimpleNamespace(recv_bytes=next_call, send_bytes=sent.append))  # type: ignore[arg-type]
-    assert sent, "the caller would wait for the answer"
-    _, error = cloudpickle.loads(sent[0])
-    raise error
 
 
 def load_encoder(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -141,7 +123,6 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/sweeping/task_scoring.py:_score_at_once": (score_at_once, []),
     "midlayer_encoders/sweeping/mteb_jobs.py:run_job": (score_with_mteb, []),
     "midlayer_encoders/comparing/progression.py:_measure_steps": (measure_checkpoints, []),
-    "midlayer_encoders/sweeping/process_pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
     "midlayer_encoders/extras/scaling/units.py:call_unit": (run_unit, []),
     "midlayer_encoders/extras/scaling/units.py:run_units": (run_on_an_executor, []),

@@ -50,6 +50,7 @@ from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
 _POLL_SECONDS = 0.2
+_IDLE_SECONDS = 300  # after which workers end
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 
 # Names under which sentence-transformers looks for the prompt of a query or a document.
@@ -335,14 +336,14 @@ def _read_json_lines(path: Path) -> bytes:
 
 
 class Workers:
-    """Processes that score layers with mteb and share the cores.
+    """Processes that score layers with mteb and share the cores; the next sweep uses them, too.
 
     Args:
         cores: number of cores; with one, jobs run in this process.
         max_jobs: maximum number of jobs at a time.
     """
 
-    _pools: ClassVar[dict[tuple[Any, ...], ProcessPool]] = {}  # which the next sweep uses, too
+    _pools: ClassVar[dict[tuple[Any, ...], ProcessPool]] = {}
 
     def __init__(self, cores: int, max_jobs: int) -> None:
         self.count = max(min(cores, max_jobs), 1) if sys.platform != "win32" else 1
@@ -370,27 +371,21 @@ class Workers:
         if self.count == 1 or len(jobs) <= 1:
             yield from map(run_job, jobs)
         else:
-            futures = self.begin(jobs)
-            try:
-                yield from finished_scores(futures)
-            finally:
-                for future in futures:
-                    future.cancel()
+            yield from finished_scores(self.begin(jobs))
 
     def _pool(self) -> ProcessPool:
         # A fork cannot use its parent's processes; these keep the current folder and the path of their start.
         key = os.getpid(), self.count, Path.cwd(), tuple(sys.path)
         pool = self._pools.get(key)
-        if pool is None or not pool.wake():
+        if pool is None or not pool.is_alive:
             pool = self._pools[key] = ProcessPool(__name__, self.count)
         return pool
 
     @classmethod
     def kill(cls) -> None:
         """End the processes now; otherwise an interrupted sweep waits for their jobs."""
-        for key, pool in list(cls._pools.items()):  # another thread may start some
-            if key[0] == os.getpid():
-                pool.kill()
+        while cls._pools:
+            cls._pools.popitem()[1].kill()
 
 
 def finished_scores(futures: Sequence[Future[Score]]) -> Iterator[Score]:
@@ -410,7 +405,6 @@ def finished_scores(futures: Sequence[Future[Score]]) -> Iterator[Score]:
 
 
 def _run_in_worker(job: Job) -> Score:
-    torch.set_num_threads(1)
     job.encoder.store.refresh()
     return run_job(job)
 

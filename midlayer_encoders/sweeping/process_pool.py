@@ -1,7 +1,7 @@
-"""Processes that run calls of one module, forked from a process that imports it once.
+"""Processes that run calls, forked from a process that imports a module once.
 
-An import of mteb and sentence-transformers takes ten seconds, and several at a time slow each other down. Unlike the
-processes of ``multiprocessing``, these do not run the caller's script again.
+An import of mteb and sentence-transformers takes ten seconds and 500 MB. Unlike the processes of ``multiprocessing``,
+these do not run the caller's script again.
 """
 
 from __future__ import annotations
@@ -9,23 +9,28 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import itertools
 import os
-import queue
-import subprocess
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 
 _IDLE_SECONDS = 300  # after which the processes end
 # One thread each by default: with two that share two cores, a logistic regression took seven times as long.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_starting = threading.Lock()
 
 
 class ProcessPool:
@@ -39,78 +44,90 @@ class ProcessPool:
     """
 
     def __init__(self, module: str, count: int, threads: int = 1, variables: Mapping[str, str] | None = None) -> None:
-        self._last_use = time.monotonic()
-        self._count = count
+        environment = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | dict(variables or {})
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(count, "midlayer worker")  # each waits for the result of one process
-        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-        ends = [Pipe() for _ in range(count)]
-        for near_end, _ in ends:
-            self._idle.put(near_end)
-        descriptors = [far_end.fileno() for _, far_end in ends]
-        path = os.pathsep.join(filter(None, sys.path))
-        environment = (
-            os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": path} | dict(variables or {})
-        )
-        # A process that has imported Apple's frameworks cannot fork.
-        groups = [descriptors] if sys.platform == "linux" else [[each] for each in descriptors]
-        call = "from {} import serve; serve({!r}, {}, {})"
-        self._starters = [
-            subprocess.Popen(
-                # -P: without the current folder, whose files may have the names of modules.
-                [sys.executable, "-P", "-c", call.format(__name__, module, group, self._owner)],
-                env=environment,
-                pass_fds=group,
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C interrupts this process alone
-            )
-            for group in groups
-        ]
-        for _, far_end in ends:
-            far_end.close()
-        threading.Thread(target=self._end_when_idle, daemon=True).start()
-        atexit.register(self.kill)  # processes that still import would keep this one's output open
+        self._connection, far_end = get_context("spawn").Pipe()
+        self._server = SpawnProcess(target=_serve, args=(module, count, self._owner, environment, far_end))
+        main = sys.modules["__main__"]
+        with _starting, mock.patch.multiple(main, create=True, __file__=None, __spec__=None):  # it is not run again
+            self._server.start()
+        far_end.close()
+        self._is_broken = False
+        self._numbers = itertools.count()
+        self._futures: dict[int, Future[Any]] = {}
+        self._sending = threading.Lock()
+        threading.Thread(target=self._receive, daemon=True).start()
+        atexit.register(self.kill)  # a process that still imports would keep this one waiting
 
-    def wake(self) -> bool:
-        """Postpone the end of idle processes, and return False if any process has ended."""
-        with self._lock:
-            self._last_use = time.monotonic()
-            return all(starter.poll() is None for starter in self._starters)
+    @property
+    def is_alive(self) -> bool:
+        """False once any of the processes has ended."""
+        return not self._is_broken and self._server.is_alive()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call the function in a process; the future raises a ``BrokenExecutor`` if the process is killed."""
-        return self._threads.submit(self._call, cloudpickle.dumps((function, args)))
+        """Call the function in a process; the future raises a ``BrokenExecutor`` if a process is killed."""
+        call = cloudpickle.dumps((function, args))
+        number, future = next(self._numbers), Future[Any]()
+        future.set_running_or_notify_cancel()
+        self._futures[number] = future
+        with self._sending, suppress(OSError):
+            self._connection.send((number, call))
+        if not self.is_alive:
+            self._break()
+        return future
 
     def kill(self) -> None:
         """End the processes now, unless this is a fork of the process that started them."""
-        for starter in self._starters if os.getpid() == self._owner else ():
-            with suppress(ProcessLookupError):
-                os.killpg(starter.pid, 9)
-            starter.wait()
+        if os.getpid() == self._owner:
+            self._server.kill()
+            self._server.join()
+            atexit.unregister(self.kill)
 
-    def _call(self, call: bytes) -> Any:
-        connection = self._idle.get()
-        try:
-            connection.send_bytes(call)
-            value, error = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, OSError) as reason:
-            self.kill()  # so that `wake` is False
-            raise BrokenExecutor("a process has ended") from reason
-        finally:
-            self._last_use = time.monotonic()
-            self._idle.put(connection)
-        if error is not None:
-            raise error
-        return value
+    def _receive(self) -> None:
+        with suppress(EOFError, OSError):  # the server has ended
+            while True:
+                number, value, error = self._connection.recv()
+                if isinstance(error, BrokenExecutor):
+                    break
+                future = self._futures.pop(number)
+                future.set_result(value) if error is None else future.set_exception(error)
+        self._break()
 
-    def _end_when_idle(self) -> None:
-        while all(starter.poll() is None for starter in self._starters):
-            time.sleep(1)
-            with self._lock:
-                if self._idle.qsize() == self._count and time.monotonic() > self._last_use + _IDLE_SECONDS:
-                    self.kill()
-        atexit.unregister(self.kill)
+    def _break(self) -> None:
+        self._is_broken = True
+        while self._futures:
+            with suppress(KeyError):  # another thread has it
+                self._futures.popitem()[1].set_exception(BrokenExecutor("a process has ended"))
+
+
+def _serve(module: str, count: int, parent: int, environment: Mapping[str, str], connection: Connection) -> None:
+    """Import the module and answer calls in forks of this process, until one of them or ``parent`` ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C interrupts the parent, which kills this process
+    end_with_parent(parent)
+    os.environ.update(environment)
+    importlib.import_module(module)
+    gc.freeze()  # a collection would copy what the processes share
+    # A process that has imported Apple's frameworks cannot fork.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(count, context, end_with_parent, (os.getpid(),))
+    futures: list[Future[Any]] = []
+    with suppress(EOFError, BrokenExecutor):
+        while connection.poll(_IDLE_SECONDS) or not all(future.done() for future in futures):
+            if connection.poll():
+                number, call = connection.recv()
+                futures.append(pool.submit(_call, call))
+                futures[-1].add_done_callback(partial(_send, connection, number))
+    os._exit(1)
+
+
+def _send(connection: Connection, number: int, future: Future[Any]) -> None:
+    error = future.exception()
+    connection.send((number, None if error is not None else future.result(), error))
+
+
+def _call(pickled: bytes) -> Any:
+    function, args = cloudpickle.loads(pickled)
+    return function(*args)
 
 
 def end_with_parent(parent: int) -> None:
@@ -126,35 +143,3 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def serve(module: str, descriptors: Sequence[int], parent: int) -> None:
-    """Import the module and answer the calls of each connection in a fork, until ``parent`` ends."""
-    end_with_parent(parent)
-    importlib.import_module(module)
-    gc.freeze()  # a collection would copy what the processes share
-    starter = os.getpid()
-    is_alone = len(descriptors) == 1
-    for descriptor in descriptors:
-        if is_alone or os.fork() == 0:
-            for other in set(descriptors) - {descriptor}:
-                os.close(other)  # so that the end of the other process is noticed at once
-            if not is_alone:
-                end_with_parent(starter)
-            _answer(Connection(descriptor))
-            os._exit(0)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    os.wait()  # the pool ends with the first of its processes
-
-
-def _answer(connection: Connection) -> None:
-    with suppress(EOFError):
-        while True:
-            call = connection.recv_bytes()
-            try:
-                function, args = cloudpickle.loads(call)
-                outcome = cloudpickle.dumps((function(*args), None))
-            except BaseException as error:
-                outcome = cloudpickle.dumps((None, error))
-            connection.send_bytes(outcome)

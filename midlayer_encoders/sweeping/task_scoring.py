@@ -113,12 +113,8 @@ class TaskScorer:
                 if in_background:  # while the device embeds the texts of the next task
                     futures += workers.begin(confirmed)
             return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines, tokens)
-        except (KeyboardInterrupt, SystemExit):
-            workers.kill()
-            raise
         except BaseException:
-            for future in futures:
-                future.cancel()
+            workers.kill()
             raise
 
     def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, list[float]]]:

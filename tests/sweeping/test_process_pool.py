@@ -26,7 +26,7 @@ import torch
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders._isolation import usable_cores
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.sweeping import mteb_jobs, process_pool
+from midlayer_encoders.sweeping import mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from midlayer_encoders.sweeping.process_pool import ProcessPool, end_with_parent
 from tests.others_warnings import MTEB
@@ -175,7 +175,7 @@ def test_pool_returns_results_and_raises_errors_of_its_processes(pool: ProcessPo
     busy = [pool.submit(time.sleep, 0.2) for _ in range(2)]
     assert len({pool.submit(os.getpid).result() for _ in range(8)} | {os.getpid()}) >= 2
     assert [future.result() for future in busy] == [None, None]
-    assert pool.wake()
+    assert pool.is_alive
 
 
 def test_killed_process_breaks_the_pool(pool: ProcessPool) -> None:
@@ -185,17 +185,15 @@ def test_killed_process_breaks_the_pool(pool: ProcessPool) -> None:
         other.result(timeout=20)
     with pytest.raises(BrokenExecutor):
         pool.submit(os.getpid).result(timeout=20)
-    assert not pool.wake()
+    assert not pool.is_alive
 
 
 @pytest.mark.long
-def test_idle_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "_IDLE_SECONDS", 0)
-    pool = ProcessPool("math", 2)
-    future = pool.submit(time.sleep, 1.5)
-    assert future.result() is None  # a busy pool does not
+def test_idle_pool_ends() -> None:
+    pool = ProcessPool("tests.sweeping.short_idle", 2)
+    assert pool.submit(time.sleep, 1.5).result() is None  # a busy pool does not
     deadline = time.monotonic() + 20
-    while pool.wake():
+    while pool.is_alive:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -249,7 +247,7 @@ def test_workers_of_sweeps_are_kept_until_they_have_ended(tmp_path: Path, monkey
     pool.kill()
     assert Workers(2, 2)._pool() is not pool
     Workers.kill()
-    assert not any(other.wake() for other in others)
+    assert not any(other.is_alive for other in others)
 
 
 def test_interrupt_ends_the_wait_for_workers() -> None:

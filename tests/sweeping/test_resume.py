@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import DiskFullError
 from midlayer_encoders.sweeping import mteb_jobs
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_sts_task
@@ -125,15 +125,16 @@ def test_repeated_sweep_passes_no_text_and_new_layers_pass_only_what_they_need(
     assert regraded_scores[2] != pytest.approx(three_layers[2], abs=1e-3)
 
 
-def test_stopped_sweep_cancels_jobs_that_have_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    futures: list[Future[mteb_jobs.Score]] = [Future() for _ in range(3)]
-    futures[0].set_result(mteb_jobs.Score("task", 0))
-    monkeypatch.setattr(mteb_jobs.Workers, "begin", lambda *_: futures)
-    monkeypatch.setattr(mteb_jobs, "_has_result", lambda _: False)
-    layer_scores_of = mteb_jobs.Workers(2, 3).run([None] * 3)  # type: ignore[list-item]
-    assert next(layer_scores_of).task == "task"
-    layer_scores_of.close()  # type: ignore[attr-defined]  # as an error or Ctrl-C does
-    assert [future.cancelled() for future in futures] == [False, True, True]
+def test_stopped_sweep_ends_its_workers(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk(*_: Any) -> None:
+        raise DiskFullError("made")
+
+    ended: list[bool] = []
+    monkeypatch.setattr(mteb_jobs.Workers, "kill", lambda *_: ended.append(True))
+    monkeypatch.setattr(mteb_jobs, "_cached", fill_disk)
+    with pytest.raises(DiskFullError):
+        sweep(tiny_folder("Llama"), write_sts_task(tmp_path), out=tmp_path / "out", **QUICK)
+    assert ended
 
 
 def change_digits(path: Path) -> None:

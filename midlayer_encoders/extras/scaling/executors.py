@@ -95,7 +95,7 @@ class Processes:
         number = self._idle.get()
         try:
             worker = self._workers.get(number)
-            if worker is None or (isinstance(worker, ProcessPool) and not worker.wake()):
+            if worker is None or (isinstance(worker, ProcessPool) and not worker.is_alive):
                 worker = self._workers[number] = self._make(number)
             # A process that was forked meanwhile would hold open the pipe that tells of the end of this one.
             with self._starting:
