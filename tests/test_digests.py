@@ -58,7 +58,7 @@ COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
     "midlayer_encoders/extras/gguf/cache.py": "tests/models/test_gguf_cache.py",
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
-    "midlayer_encoders/sweeping/store/shard.py": "tests/store/test_damage.py",
+    "midlayer_encoders/sweeping/store.py": "tests/store/test_damage.py",
     "midlayer_encoders/sweeping/mteb_jobs.py": "tests/sweeping/test_resume.py",
     "callbacks/_measurement.py": "tests/callbacks/test_resume.py",
 }
@@ -123,7 +123,7 @@ def ranks(_: Any) -> Iterator[str]:
     yield from (_rank(1), _rank("1"), _rank("2"), _rank(2))
 
 
-@digest("sweeping/store/embeddings.py", "text_key")
+@digest("sweeping/store.py", "text_key")
 def text_keys(_: Any) -> Iterator[str]:
     yield from (text_key("a"), text_key("b"), text_key("a", "b"), text_key("ba"), text_key("", "ba"))
 

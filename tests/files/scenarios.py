@@ -52,7 +52,7 @@ def sweep(data: Path) -> Scenario:
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
-    from midlayer_encoders.sweeping.store.shard import read_head
+    from midlayer_encoders.sweeping.store import read_head
 
     encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
     tasks = [data / "near.jsonl", data / "pairs.jsonl"]

@@ -53,7 +53,7 @@ import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
 from midlayer_encoders import files
-from midlayer_encoders.sweeping.store import shard
+from midlayer_encoders.sweeping import store as module
 from tests.store.filling import fill, open_store
 
 def kill_self(*_, **__):

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from midlayer_encoders.sweeping.store.embeddings import read_label
-from midlayer_encoders.sweeping.store.shard import read_head
+from midlayer_encoders.sweeping.store import read_head, read_label
 
 
 @dataclass(frozen=True)

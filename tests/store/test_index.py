@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders.sweeping.store import embeddings
+from midlayer_encoders.errors import OptionError
 from tests.store.filling import LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 
@@ -28,5 +28,5 @@ def test_keys_of_a_wrong_length_are_refused(tmp_path: Path) -> None:
     fill(store, range(2))
     first_key, second_key = make_keys(range(2))
     for keys in ([first_key + second_key[:2], second_key[2:]], [first_key, " " + second_key[1:]], [first_key, None]):
-        with pytest.raises(embeddings.OptionError, match="A key must be 32 lowercase hexadecimal digits"):
+        with pytest.raises(OptionError, match="A key must be 32 lowercase hexadecimal digits"):
             store.read(store.layers[0], keys)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tests.store.filling import check_vectors, fill, make_keys, open_store, run_
 @pytest.mark.parametrize(
     ("patch", "survives"),
     [
-        ("shard.save_file = lambda _, path, __: (path.write_bytes(bytes(99)), kill_self())", False),  # half written
+        ("module.save_file = lambda _, path, __: (path.write_bytes(bytes(99)), kill_self())", False),  # half written
         ("files.os.fsync = kill_self", False),  # written, not flushed
         ("Path.replace = kill_self", False),  # flushed, not in place
         ("files._sync = after(1, files._sync)", True),  # in place

@@ -19,13 +19,15 @@ def test_different_dimension_or_dtype_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path, dtype="float16")
 
 
-def test_shard_of_another_store_is_refused(tmp_path: Path) -> None:
+def test_shard_of_another_store_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other_store = open_store(tmp_path, key="other")
     fill(other_store, range(2))
     store = open_store(tmp_path)
     shutil.copy(shard_paths(other_store)[0], store.folder)
-    with pytest.raises(StoreError, match=r"must hold .* of the store 'k', but holds .* of 'other': move it away"):
-        store.refresh()
+    store.refresh()
+    assert len(store) == 0
+    assert "it belongs to the store 'other'" in caplog.text
+    assert list(store.folder.glob("*.broken"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from midlayer_encoders.sweeping.store import shard, text_key
+from midlayer_encoders.sweeping.store import read_head, text_key
 from tests.store.filling import DIM, LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 
@@ -40,7 +40,7 @@ def test_stored_texts_are_not_written_again(tmp_path: Path) -> None:
     store.write(make_keys([0, 1]), expected_vectors([0, 1]) + 9)
     store.write([], expected_vectors([0])[:, :0])
     check_vectors(store, [0, 1, 2])
-    assert sum(shard.read_head(path)[0].count for path in shard_paths(store)) == 3
+    assert sum(read_head(path)[0].count for path in shard_paths(store)) == 3
 
 
 def test_any_safetensors_reader_opens_a_shard(tmp_path: Path) -> None:

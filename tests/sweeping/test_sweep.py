@@ -18,7 +18,7 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.store.embeddings import text_key
+from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.tfidf import task_texts
 from tests.families import DEPTH
