@@ -29,10 +29,11 @@ from midlayer_encoders.extras.vectors.embedding import EmbedRun
 from midlayer_encoders.metrics.media_views import _generator
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
-from midlayer_encoders.sweeping import task_scoring
+from midlayer_encoders.sweeping import mteb_jobs, task_scoring
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, _folder_name
+from midlayer_encoders.sweeping.mteb_jobs import score_identity
 from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.tasks import resolve_tasks
@@ -196,11 +197,10 @@ def metrics_keys(world: Any) -> Iterator[str]:
         setattr(owner, name, before)
 
 
-@digest("sweeping/task_scoring.py", "_header")
+@digest("sweeping/mteb_jobs.py", "score_identity")
 def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     (task,) = resolve_tasks(write_sts_task(world.path))
-    job: Any = SimpleNamespace(encoder=SimpleNamespace(store=SimpleNamespace(key="a")))
-    yield (header := task_scoring._header(task, job))
+    yield (header := score_identity(task, "a"))
     parts = {"format", "task", "data", "main_score", "splits", "subsets", "store", "mteb", "settings"}
     assert header.keys() == parts
     path = world.path / "scores.json"
@@ -210,13 +210,12 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
         assert task_scoring._read_scores(path, header=header | {name: "another"}) == {}
     for name in ("seed", "n_experiments", "any_setting_of_a_task"):
         setattr(task, name, 77)
-        yield task_scoring._header(task, job)
+        yield score_identity(task, "a")
     task._eval_splits = ["another"]
-    yield task_scoring._header(task, job)
-    job.encoder.store.key = "b"
-    yield task_scoring._header(task, job)
-    world.monkeypatch.setattr(task_scoring, "version", lambda _: "0.0")
-    yield task_scoring._header(task, job)
+    yield score_identity(task, "a")
+    yield score_identity(task, "b")
+    world.monkeypatch.setattr(mteb_jobs, "version", lambda _: "0.0")
+    yield score_identity(task, "a")
 
 
 @digest("extras/vectors/embedding.py", "EmbedRun.__post_init__")

@@ -22,8 +22,9 @@ from midlayer_encoders.encoder import build
 from midlayer_encoders.errors import FATAL, CutError, DiskFullError, FolderError
 from midlayer_encoders.extras.scaling.units import call_unit, run_units
 from midlayer_encoders.files import read_artifact
-from midlayer_encoders.sweeping import mteb_jobs, task_scoring
+from midlayer_encoders.sweeping import task_scoring
 from midlayer_encoders.sweeping.mteb_jobs import run_job
+from midlayer_encoders.sweeping.notes import ScoringResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import TOKENIZER, neox
@@ -45,7 +46,7 @@ def score_at_once(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     embedder = SimpleNamespace(planning=stages[0])
     scorer = SimpleNamespace(folder=tmp_path, embedder=embedder, scoring=stages[1], _score_together=lambda *_: fail())
     job = SimpleNamespace(task=SimpleNamespace(make=lambda: None))
-    return TaskScorer._score_at_once(scorer, [job])  # type: ignore[arg-type, list-item]
+    return TaskScorer._score_at_once(scorer, [job], ScoringResult())  # type: ignore[arg-type, list-item]
 
 
 @dataclass
@@ -54,8 +55,8 @@ class Layer:
 
 
 def score_with_mteb(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(mteb_jobs, "ResultFiles", lambda _: fail())
-    return run_job(SimpleNamespace(encoder=Layer(), cache=tmp_path, score=lambda **failed: failed))  # type: ignore[arg-type]
+    job = SimpleNamespace(task=SimpleNamespace(make=fail), encoder=Layer(), score=lambda **failed: failed)
+    return run_job(job)  # type: ignore[arg-type]
 
 
 def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

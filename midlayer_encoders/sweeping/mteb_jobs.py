@@ -8,12 +8,12 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import compress
+from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -29,16 +29,23 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.cache import ResultCache
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
-from mteb.results import TaskResult
 from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders._types import EncoderSpec, content_digest
+from midlayer_encoders._types import EncoderSpec
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import FATAL, MidlayerError, OptionError, error_summary
-from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
+from midlayer_encoders.files import (
+    explain_full_disk,
+    make_folder,
+    read_artifact,
+    read_sealed,
+    scratch,
+    sealed,
+    write_file,
+)
 from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.models.hub import offline_cause
 from midlayer_encoders.sweeping.compression import Compression
@@ -50,8 +57,7 @@ from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
 _POLL_SECONDS = 0.2
-_IDLE_SECONDS = 300  # after which workers end
-_CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
+_FORMAT = 2  # of the score files; another number invalidates them
 
 # Names under which sentence-transformers looks for the prompt of a query or a document.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -173,6 +179,11 @@ class Job:
         """The layer."""
         return self.encoder.layer
 
+    @property
+    def result_file(self) -> Path:
+        """The result file of mteb."""
+        return ResultCache(self.cache).get_task_result_path(self.task.name, self.encoder.mteb_model_meta)
+
     def score(self, *values: Any, **others: Any) -> Score:
         """Return the score of the layer."""
         return replace(Score(self.task.name, self.layer, *values, **others), compression=self.encoder.compression)
@@ -202,43 +213,64 @@ class Score:
         return self.task, self.layer, self.compression
 
 
+def score_identity(task: AbsTask, store: str) -> dict[str, Any]:
+    """Return everything but the encoder that changes the scores of a task, and the key of the vectors."""
+    names = {name for kind in type(task).__mro__ for name in vars(kind)} | set(vars(task))
+    attributes = {name: getattr(task, name, None) for name in sorted(names) if name[0] != "_" and name != "data_loaded"}
+    return {
+        "format": _FORMAT,
+        "task": task.metadata.name,
+        "data": task.metadata.revision,
+        "main_score": task.metadata.main_score,
+        "splits": list(task.eval_splits),
+        "subsets": list(task.hf_subsets),
+        "store": store,
+        "mteb": version("mteb"),
+        "settings": {key: value for key, value in attributes.items() if isinstance(value, bool | int | float | str)},
+    }
+
+
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     """Score one layer on a new task object; only errors of the disk or the folder are raised.
 
-    If mteb's result file exists, its score is returned.
+    If an earlier run has saved the score, it is returned.
     """
     layer = replace(job.encoder, ensure=embedder)
     try:
         with isolated_random(), quiet_mteb():
-            cache = ResultFiles(job.cache)
             task = job.task.make()
-            kept = (result := _cached(layer, task, cache)) is not None
-            if not kept:
-                loaded = with_data(job.task).make()
-                mteb.evaluate(layer, loaded, cache=cache, show_progress_bar=False, co2_tracker=False)
-                # mteb rounds the scores in its file: a resumed run must have the same numbers.
-                result = _cached(layer, task, cache)
+            identity = {**score_identity(task, layer.store.key), "model": layer.name, "revision": layer.revision}
+            value = read_artifact(job.result_file, partial(_read_score, identity=identity))
+            kept = value is not None
+            if value is None:
+                value = _evaluate(layer, with_data(job.task).make(), job, identity)
     except UndefinedScoreError:
         return job.score(task.metadata.main_score)
     except FATAL:
         raise
     except Exception as error:  # the failure of one task does not stop the others
-        lacked = isinstance(error, TextNotStoredError)
-        return job.score(error=error_summary(error), lacked_a_text=lacked)
-    return job.score(task.metadata.main_score, float(result.get_score()), kept=kept)
+        return job.score(error=error_summary(error), lacked_a_text=isinstance(error, TextNotStoredError))
+    return job.score(task.metadata.main_score, value, kept=kept)
 
 
-def _has_result(job: Job) -> bool:
-    """Return True if mteb's result file exists."""
-    return ResultFiles(job.cache).get_task_result_path(job.task.name, job.encoder.mteb_model_meta).exists()
+def _evaluate(layer: StoredLayer, task: AbsTask, job: Job, identity: Mapping[str, Any]) -> float:
+    """Return mteb's score of a layer, after saving mteb's files with what the score depends on."""
+    make_folder(job.cache)  # a full disk must end the sweep here, not task by task
+    path = job.result_file
+    with scratch(job.cache) as folder, explain_full_disk(path):
+        options: dict[str, Any] = {"show_progress_bar": False, "co2_tracker": False}
+        score = float(mteb.evaluate(layer, task, cache=ResultCache(folder), **options)[0].get_score())
+        result_file = replace(job, cache=folder).result_file
+        content = json.loads(result_file.read_bytes())
+        write_file(path.with_name("model_meta.json"), result_file.with_name("model_meta.json").read_bytes())
+        write_file(path, sealed({**content, "midlayer": {"of": identity, "score": score}}))
+    return score
 
 
-def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
-    """Return the content of mteb's result file, or ``None`` if it is absent."""
-    try:
-        return mteb.evaluate(layer, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
-    except ValueError:
-        return None
+def _read_score(path: Path, *, identity: Mapping[str, Any]) -> float | None:
+    """Return the score in a file, or ``None`` if it belongs to something else."""
+    saved = read_sealed(path)["midlayer"]
+    return float(saved["score"]) if saved["of"] == identity else None
 
 
 @lru_cache(maxsize=1)
@@ -247,10 +279,20 @@ def with_data(source: TaskSource) -> TaskSource:
     task = source.make()
     if not task.data_loaded:
         cause = offline_cause() if _is_of_mteb(source) else None
-        if cause is None:
-            task.load_data()
-        else:
-            _load_cached(task, cause)
+        # `datasets` would try to reach the hub for half a minute.
+        hubs = [] if cause is None else [huggingface_constants, datasets.config]
+        try:
+            with ExitStack() as stack:
+                for hub in hubs:
+                    stack.enter_context(mock.patch.object(hub, "HF_HUB_OFFLINE", True))
+                task.load_data()
+        except Exception as error:
+            if cause is None:
+                raise
+            raise DataUnavailableError(
+                f"The data of {task.metadata.name} is not cached on this machine and the hub cannot be reached "
+                f"({cause}). Score your own data or 'builtin', or run it once with a network."
+            ) from error
     return task_sources(task)[0]
 
 
@@ -259,80 +301,18 @@ def _is_of_mteb(source: TaskSource) -> bool:
     return isinstance(source.source if isinstance(source, SampledSource) else source, MtebSource)
 
 
-def _load_cached(task: AbsTask, cause: str) -> None:
-    """Load data that was downloaded before; `datasets` would try to reach the hub for half a minute."""
-    hub_offline = mock.patch.object(huggingface_constants, "HF_HUB_OFFLINE", True)
-    try:
-        with hub_offline, mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True):
-            task.load_data()
-    except Exception as error:
-        raise DataUnavailableError(
-            f"The data of {task.metadata.name} is not cached on this machine and the hub cannot be reached ({cause}). "
-            "Score your own data or 'builtin', or run it once with a network."
-        ) from error
-
-
 def check_data(sources: Sequence[TaskSource]) -> None:
     """Raise a :class:`DataUnavailableError` if the data of no task can be loaded, before anything is embedded."""
-    unavailable: DataUnavailableError | None = None
-    if all(map(_is_of_mteb, sources)) and offline_cause() is not None:
-        for source in sources:
-            try:
-                with isolated_random(), quiet_mteb():
-                    with_data(source)
-                    return
-            except DataUnavailableError as error:
-                unavailable = error
-    if unavailable is not None:
-        raise unavailable
-
-
-class ResultFiles(ResultCache):
-    """mteb's result cache with atomic files; an unreadable file is set aside and its task is scored again."""
-
-    def __init__(self, cache_path: Path) -> None:
-        make_folder(cache_path)  # a full disk must end the sweep here, not task by task
-        super().__init__(cache_path)
-
-    def load_task_result(self, task_name: str, model_name: str | ModelMeta, *args: Any, **options: Any) -> Any:
-        """Return the result in a file, or ``None`` if it is absent or unreadable."""
-        load = super().load_task_result
-        path = self.get_task_result_path(task_name, model_name)
-
-        def verified(path: Path) -> Any:
-            if path.with_suffix(_CHECKSUM).read_text() != _result_checksum(path):
-                raise ValueError("its content does not match its checksum")
-            return load(task_name, model_name, *args, **options)
-
-        return read_artifact(path, verified)
-
-    def save_to_cache(self, task_result: TaskResult, model_name: str | ModelMeta, *args: Any, **options: Any) -> None:
-        """Let mteb write its files to a temporary folder, and move them into place."""
-        path = self.get_task_result_path(task_result.task_name, model_name, *args)
-        with scratch(self.cache_path) as temporary, explain_full_disk(path):
-            cache = ResultCache(temporary)
-            result_file = cache.get_task_result_path(task_result.task_name, model_name, *args)
-            result_file.parent.mkdir(parents=True)
-            settings = read_artifact(path.with_name("run_settings.jsonl"), _read_json_lines)
-            if settings is not None:  # mteb appends to the settings of earlier tasks
-                result_file.with_name("run_settings.jsonl").write_bytes(settings)
-            cache.save_to_cache(task_result, model_name, *args, **options)
-            result_file.with_suffix(_CHECKSUM).write_text(_result_checksum(result_file))
-            # The result comes last: if it exists, the other files do too.
-            for file in sorted(result_file.parent.iterdir(), key=lambda file: file == result_file):
-                write_file(path.with_name(file.name), file.read_bytes())
-
-
-def _result_checksum(path: Path) -> str:
-    """Return the checksum of a result and of the model, revision and task in its path."""
-    return content_digest("/".join(path.parts[-3:]).encode() + path.read_bytes())
-
-
-def _read_json_lines(path: Path) -> bytes:
-    content = path.read_bytes()
-    for line in content.splitlines():
-        json.loads(line)  # raises if the file is incomplete
-    return content
+    if not all(map(_is_of_mteb, sources)) or offline_cause() is None:
+        return
+    for number, source in enumerate(sources, start=1):
+        try:
+            with isolated_random(), quiet_mteb():
+                with_data(source)
+                return
+        except DataUnavailableError:
+            if number == len(sources):
+                raise
 
 
 class Workers:
@@ -354,7 +334,7 @@ class Workers:
             self._pool()
 
     def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
-        """Start jobs in the background; :func:`finished_scores` yields their scores."""
+        """Start jobs in the background; :meth:`run` yields their scores."""
         pool = self._pool()
         try:
             return [pool.submit(_run_in_worker, job) for job in jobs]
@@ -363,15 +343,31 @@ class Workers:
                 f"{jobs[0].task.name} cannot be sent to other processes ({error}): sweep with one of `workers`."
             ) from error
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
-        """Yield the scores of jobs as they finish; those that mteb has saved are read in this process."""
-        is_saved = [_has_result(job) for job in jobs]
-        yield from map(run_job, compress(jobs, is_saved))
-        jobs = [job for job, saved in zip(jobs, is_saved, strict=True) if not saved]
-        if self.count == 1 or len(jobs) <= 1:
-            yield from map(run_job, jobs)
-        else:
-            yield from finished_scores(self.begin(jobs))
+    def run(self, jobs: Sequence[Job], futures: Sequence[Future[Score]] = ()) -> Iterator[Score]:
+        """Yield the scores of jobs as they finish; those that mteb has saved are read in this process.
+
+        Args:
+            jobs: to run.
+            futures: of the jobs, if they have begun.
+        """
+        if not futures:
+            saved = [job for job in jobs if job.result_file.exists()]
+            others = [job for job in jobs if job not in saved]
+            is_alone = self.count == 1 or len(others) <= 1
+            yield from map(run_job, [*saved, *(others if is_alone else [])])
+            futures = [] if is_alone else self.begin(others)
+        pending = set(futures)
+        while pending:
+            # Short waits, because polars makes long ones deaf to Ctrl-C.
+            done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            try:
+                yield from [future.result() for future in done]
+            except BrokenExecutor as error:
+                raise MidlayerError(
+                    "A worker process was killed or could not start, perhaps because memory ran out; if it printed an "
+                    "error, that is above. Finished scores are saved: run again, with fewer `workers` if memory is "
+                    "short."
+                ) from error
 
     def _pool(self) -> ProcessPool:
         # A fork cannot use its parent's processes; these keep the current folder and the path of their start.
@@ -386,22 +382,6 @@ class Workers:
         """End the processes now; otherwise an interrupted sweep waits for their jobs."""
         while cls._pools:
             cls._pools.popitem()[1].kill()
-
-
-def finished_scores(futures: Sequence[Future[Score]]) -> Iterator[Score]:
-    """Yield the scores of jobs in workers as they finish."""
-    pending = set(futures)
-    while pending:
-        # Short waits, because polars makes long ones deaf to Ctrl-C.
-        done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-        try:
-            scores = [future.result() for future in done]
-        except BrokenExecutor as error:
-            raise MidlayerError(
-                "A worker process was killed or could not start, perhaps because memory ran out; if it printed an "
-                "error, that is above. Finished scores are saved: run again, with fewer `workers` if memory is short."
-            ) from error
-        yield from scores
 
 
 def _run_in_worker(job: Job) -> Score:

@@ -40,18 +40,18 @@ _UNDEFINED = "all vectors are the same or not finite there, or the task's labels
 _MAX_DIFFERENCE = 0.01  # from mteb's score; a larger one is reported
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoringResult:
     """The scores of each layer on each task, those that mteb confirmed, how tasks were scored, baselines and tokens.
 
     A baseline has its score on a task, followed by its scores on resampled test items.
     """
 
-    scores: Sequence[Score]
-    confirmed: Sequence[Score]
-    methods: Mapping[str, str]
-    baselines: Mapping[str, Mapping[str, Sequence[float]]]
-    tokens: Mapping[str, float] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    confirmed: list[Score] = field(default_factory=list)
+    methods: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
 
     def of(self, compression: Compression) -> Self:
         """Return the scores of vectors with a compression."""

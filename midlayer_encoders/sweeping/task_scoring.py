@@ -1,13 +1,11 @@
 """Score every layer on every task: all layers at once if possible, otherwise one by one with mteb."""
 
-import glob
 import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -24,14 +22,13 @@ from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression
 from midlayer_encoders.sweeping.embedder import Embedder
-from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, finished_scores, quiet_mteb, run_job, with_data
+from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, score_identity, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
 from midlayer_encoders.sweeping.scoring import Read, resampled_scores
 from midlayer_encoders.sweeping.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.tasks.tfidf import task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
-_FORMAT = 2  # of the score files; another number invalidates them
 _DIGITS = 7  # of resampled scores
 _WITH_TIES = ("Clustering", "Reranking")  # types of tasks that mteb scores for binary vectors
 _TOKENS = "tokens per text"  # beside the scores of a task
@@ -67,87 +64,77 @@ class TaskScorer:
     scoring: Stage
     confirming: Stage
 
-    def _cores_free(self) -> bool:
-        """Return True if the cores are idle while texts are embedded."""
+    @property
+    def _has_idle_cores(self) -> bool:
+        """Whether the cores are idle while texts are embedded."""
         return self.embedder.encoder.device.type == "cuda"
 
     def score(self, jobs_by_task: Sequence[Sequence[Job]]) -> ScoringResult:
         """Score every layer on every task, and confirm some of the scores with mteb."""
-        planning = self.embedder.planning
-        planning.expect(len(jobs_by_task))
+        self.embedder.planning.expect(len(jobs_by_task))
         self.scoring.expect(sum(map(len, jobs_by_task)))
-        scores: list[Score] = []
+        result = ScoringResult()
         to_confirm: list[Job] = []
-        methods: dict[str, str] = {}
-        baselines: dict[str, dict[str, list[float]]] = {}
-        tokens: dict[str, float] = {}
-        # Beside a GPU the tasks follow each other, so that the jobs of two at a time get the cores.
-        num_tasks = min(len(jobs_by_task), 2) if self._cores_free() else len(jobs_by_task)
-        workers = Workers(self.workers, MAX_CONFIRMED * num_tasks)
-        if self.folder is not None and not all(_saved_files(self.folder, jobs[0].task.name) for jobs in jobs_by_task):
-            workers.start()
         futures: list[Future[Score]] = []
-        in_background = self._cores_free() and workers.count > 1
+        # Beside a GPU the tasks follow each other, so that the jobs of two at a time get the cores.
+        num_tasks = min(len(jobs_by_task), 2) if self._has_idle_cores else len(jobs_by_task)
+        workers = Workers(self.workers, MAX_CONFIRMED * num_tasks)
+        if self.folder is not None and not all(self._file(jobs[0].task.name).exists() for jobs in jobs_by_task):
+            workers.start()
         try:
             for jobs in jobs_by_task:
-                planning.step(0)  # loading a task's data may take longer than everything else
-                name = jobs[0].task.name
+                self.embedder.planning.step(0)  # loading a task's data may take longer than everything else
                 tied = _tied(jobs)
-                task_scores, reason, others = self._score_at_once([job for job in jobs if job not in tied])
+                task_scores, reason = self._score_at_once([job for job in jobs if job not in tied], result)
                 if reason is not None:
-                    methods[name] = f"by mteb, because {reason}"
-                    scores += self._score_with_mteb(jobs)
+                    result.methods[jobs[0].task.name] = f"by mteb, because {reason}"
+                    result.scores += self._score_with_mteb(jobs)
                     continue
-                methods[name] = TOGETHER
-                scores += task_scores
-                scores += self._run(tied, self.scoring, workers) if tied else []
-                if _TOKENS in others:
-                    tokens[name] = others.pop(_TOKENS)[0]
-                baselines[name] = others
-                confirmed = []
-                for compression, group in groupby(task_scores, key=lambda score: score.compression):
-                    layers = layers_to_confirm(list(group))
-                    of_group = [job for job in jobs if job.encoder.compression == compression]
-                    confirmed += [job for job in of_group if job.layer in layers]
+                result.methods[jobs[0].task.name] = TOGETHER
+                result.scores += task_scores + self._run(tied, self.scoring, workers)
+                confirmed = _jobs_to_confirm(jobs, task_scores)
                 to_confirm += confirmed
-                if in_background:  # while the device embeds the texts of the next task
+                if self._has_idle_cores and workers.count > 1:  # while the device embeds the texts of the next task
                     futures += workers.begin(confirmed)
-            return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines, tokens)
+            if to_confirm:
+                self.confirming.expect(len(to_confirm))
+            result.confirmed += self._run(to_confirm, self.confirming, workers, futures)
+            return result
         except BaseException:
             workers.kill()
             raise
 
-    def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, list[float]]]:
-        """Return the scores of all layers and baselines and the tokens per text, or why mteb must score it."""
+    def _file(self, task: str) -> Path:
+        """Return the file with the scores of all layers on a task."""
+        return (self.folder or Path()) / f"{task}.json"
+
+    def _score_at_once(self, jobs: Sequence[Job], result: ScoringResult) -> tuple[list[Score], str | None]:
+        """Return the scores of all layers, or why mteb must score them; add those of baselines to the result."""
         if self.folder is None:
-            return [], "it was requested", {}
+            return [], "it was requested"
         stages = self.embedder.planning, self.scoring
         before = [stage.done for stage in stages]
         try:
             reason = scores_together(jobs[0].task.make())
-            if reason is not None:
-                return [], reason, {}
-            scores, others = self._score_together(jobs, self.folder)
-            return scores, None, others
+            return ([], reason) if reason is not None else (self._score_together(jobs, result), None)
         except FATAL:
             raise
         except Exception as error:  # mteb reports what is wrong with the task, or can score it
             for stage, done in zip(stages, before, strict=True):
                 stage.step(done - stage.done)
-            return [], error_summary(error), {}
+            return [], error_summary(error)
 
-    def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, list[float]]]:
-        """Return the scores of the jobs of a task, score and resamples of each baseline, and the tokens per text."""
-        first = jobs[0]
-        header, values = _saved_scores(folder, first)
+    def _score_together(self, jobs: Sequence[Job], result: ScoringResult) -> list[Score]:
+        """Return the scores of the jobs of a task, and add baselines and the tokens per text to the result."""
+        first, task = jobs[0], _task(jobs[0])
+        header = score_identity(task, first.encoder.store.key)
+        path = self._file(header["task"])
+        values = read_artifact(path, partial(_read_scores, header=header)) or {}
         missing = [job for job in jobs if _identity(job) not in values]
         self.scoring.step(len(jobs) - len(missing))
-        baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
-        others = {baseline.key: baseline.name for baseline in baselines}
-        if self.embedder.encoder.media == ["text"]:
-            others[_TOKENS] = _TOKENS
-
-        if missing or not set(others) <= set(values):
+        baselines = [baseline for baseline in self.baselines if baseline.applies(task)]
+        counts_tokens = self.embedder.encoder.media == ["text"]
+        if missing or not {each.key for each in baselines} | ({_TOKENS} if counts_tokens else set()) <= values.keys():
             calls: list[Sequence[str]] | None = None if jobs[-1].encoder.compression == Compression() else []
             recorded, mean_tokens = self._record(first, calls)  # also embeds the texts
             self.embedder.planning.step()
@@ -156,20 +143,23 @@ class TaskScorer:
                 read: Read = first.encoder.store.read
                 if calls is not None:
                     read = CompressedRows(read, calls, compression).read_rows
-                computed = self._main_scores(first, recorded, list(by_layer), read, self.scoring)
+                computed = self._main_scores(task, recorded, list(by_layer), read, self.scoring)
                 values |= {_identity(by_layer[layer]): value for layer, value in computed.items()}
             values |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
-            values |= {_TOKENS: [mean_tokens]} if _TOKENS in others else {}
+            values |= {_TOKENS: [mean_tokens]} if counts_tokens else {}
             numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in values.items()}
-            write_file(folder / f"{header['task']}.0.json", sealed({"of": header, "scores": numbers}))
+            write_file(path, sealed({"of": header, "scores": numbers}))
         else:
             self.embedder.planning.step()
-        scores, new = [], set(map(_identity, missing))
-        for job in jobs:
-            score, *resampled = values[_identity(job)]
-            kept = _identity(job) not in new
-            scores.append(job.score(header["main_score"], score, resampled=resampled, kept=kept))
-        return scores, {name: values[key] for key, name in others.items()}
+        if counts_tokens:
+            result.tokens[first.task.name] = values[_TOKENS][0]
+        result.baselines[first.task.name] = {each.name: values[each.key] for each in baselines}
+        new = set(map(_identity, missing))
+        return [
+            job.score(header["main_score"], score, resampled=resampled, kept=_identity(job) not in new)
+            for job in jobs
+            for score, *resampled in [values[_identity(job)]]
+        ]
 
     def _record(self, job: Job, calls: list[Sequence[str]] | None = None) -> tuple[list[Recorded], float]:
         """Record how mteb evaluates the task, and the mean tokens of its texts; every text is then in the store.
@@ -204,14 +194,12 @@ class TaskScorer:
             task = with_data(job.task).make()
             encoder = baseline.encoder_for(task_texts(task))
             recorded = record(task, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
-        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0]
+        return self._main_scores(task, recorded, [0], lambda _, texts: encoder.vectors(texts))[0]
 
     def _main_scores(
-        self, job: Job, recorded: Sequence[Recorded], layers: Sequence[int], read: Read, stage: Stage | None = None
+        self, task: AbsTask, recorded: Sequence[Recorded], layers: Sequence[int], read: Read, stage: Stage | None = None
     ) -> dict[int, list[float]]:
         """Return the main score of each layer and its resamples, combined over splits and subsets as mteb does."""
-        if not layers:
-            return {}
         device = self.embedder.encoder.device
         scores: dict[int, dict[str, dict[str, Any]]] = {layer: {} for layer in layers}
         resampled: dict[int, list[list[float]]] = {layer: [] for layer in layers}
@@ -223,7 +211,6 @@ class TaskScorer:
                 score, *samples = values[layer]
                 scores[layer].setdefault(evaluation.split, {})[evaluation.subset] = {"main_score": score}
                 resampled[layer].append(samples)
-        task = _task(job)
         return {
             layer: [
                 float(TaskResult.from_task_results(task, by_split, evaluation_time=0).get_score()),
@@ -242,25 +229,28 @@ class TaskScorer:
             return [first]
         return [first, *self._run(jobs[1:], self.scoring, Workers(self.workers, len(jobs) - 1))]
 
-    def _confirm(self, jobs: Sequence[Job], workers: Workers, futures: Sequence[Future[Score]]) -> list[Score]:
-        """Score some layers of all tasks with mteb, or wait for the scores that are under way."""
-        if not jobs:
-            return []
-        self.confirming.expect(len(jobs))
-        return self._run(jobs, self.confirming, workers, futures)
-
     def _run(
         self, jobs: Sequence[Job], stage: Stage, workers: Workers, futures: Sequence[Future[Score]] = ()
     ) -> list[Score]:
         """Run each job on stored vectors, or wait for the futures of all jobs."""
         scores = {}
-        for score in finished_scores(futures) if futures else workers.run(jobs):
+        for score in workers.run(jobs, futures):
             stage.step()
             scores[score.place] = score
         for job in jobs:
             if scores[job.score().place].lacked_a_text:  # its shard was damaged or removed
                 scores[job.score().place] = run_job(job, self.embedder)
         return [scores[job.score().place] for job in jobs]
+
+
+def _jobs_to_confirm(jobs: Sequence[Job], scores: Sequence[Score]) -> list[Job]:
+    """Return the jobs of the layers that mteb confirms, for each compression of the vectors."""
+    places = {
+        (compression, layer)
+        for compression, group in groupby(scores, key=lambda score: score.compression)
+        for layer in layers_to_confirm(list(group))
+    }
+    return [job for job in jobs if (job.encoder.compression, job.layer) in places]
 
 
 def _tied(jobs: Sequence[Job]) -> list[Job]:
@@ -277,37 +267,6 @@ def _task(job: Job) -> AbsTask:
 def _identity(job: Job) -> str:
     """Return what identifies a layer of an encoder with everything that changes its vectors."""
     return f"{job.encoder.name} {job.encoder.revision}"
-
-
-def _header(task: AbsTask, job: Job) -> dict[str, Any]:
-    """Return everything else that changes a score."""
-    names = {name for kind in type(task).__mro__ for name in vars(kind)} | set(vars(task))
-    attributes = {name: getattr(task, name, None) for name in sorted(names) if name[0] != "_" and name != "data_loaded"}
-    return {
-        "format": _FORMAT,
-        "task": task.metadata.name,
-        "data": task.metadata.revision,
-        "main_score": task.metadata.main_score,
-        "splits": list(task.eval_splits),
-        "subsets": list(task.hf_subsets),
-        "store": job.encoder.store.key,
-        "mteb": version("mteb"),
-        "settings": {key: value for key, value in attributes.items() if isinstance(value, bool | int | float | str)},
-    }
-
-
-def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Return what the scores of a task depend on, and the scores that any process has saved."""
-    header = _header(_task(job), job)
-    values: dict[str, list[float]] = {}
-    for path in _saved_files(folder, header["task"]):
-        values |= read_artifact(path, partial(_read_scores, header=header)) or {}
-    return header, values
-
-
-def _saved_files(folder: Path, task: str) -> list[Path]:
-    """Return the files with the scores of a task, one for each process that has saved some."""
-    return sorted(folder.glob(f"{glob.escape(task)}.*.json"))
 
 
 def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, list[float]]:

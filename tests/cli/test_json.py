@@ -105,7 +105,7 @@ def test_token_is_in_no_error_and_no_file(
     assert secret not in output.err + output.out
     task = tmp_path / "near.jsonl"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
-    monkeypatch.setattr(sweeping.mteb_jobs, "_cached", refuse)
+    monkeypatch.setattr(sweeping.mteb_jobs, "_evaluate", refuse)
     result = sweeping.sweep(
         tiny_folder("Llama"),
         str(task),

@@ -262,7 +262,7 @@ def raises_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
     Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        list(mteb_jobs.finished_scores([Future()]))
+        list(Workers(2, 2).run([], [Future()]))
 
 
 def test_task_that_cannot_be_sent_to_workers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

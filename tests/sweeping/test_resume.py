@@ -131,7 +131,7 @@ def test_stopped_sweep_ends_its_workers(tiny_folder: Folder, tmp_path: Path, mon
 
     ended: list[bool] = []
     monkeypatch.setattr(mteb_jobs.Workers, "kill", lambda *_: ended.append(True))
-    monkeypatch.setattr(mteb_jobs, "_cached", fill_disk)
+    monkeypatch.setattr(mteb_jobs, "_evaluate", fill_disk)
     with pytest.raises(DiskFullError):
         sweep(tiny_folder("Llama"), write_sts_task(tmp_path), out=tmp_path / "out", **QUICK)
     assert ended

@@ -60,7 +60,7 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     first = sweep(encoder, task, **options)
     (saved,) = (out / "together").glob("*.json")
     content = read_sealed(saved)
-    assert len(content["scores"]) == 3
+    assert len(content["scores"]) == 4  # and the tokens per text
     # Different numbers in each file show where a score comes from.
     content["scores"] = {key: [0.125] for key in content["scores"]}
     saved.write_bytes(sealed(content))
@@ -192,11 +192,16 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded(
     (tmp_path / "tasks").mkdir()
     tasks = [write_sts_task(tmp_path / "tasks"), write_reranking_task(tmp_path / "tasks")]
     sequential = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
-    monkeypatch.setattr(task_scoring.TaskScorer, "_cores_free", lambda _: True)
-    monkeypatch.setattr(mteb_jobs.Workers, "run", lambda *_: iter(()))  # only concurrent jobs are confirmed
+    monkeypatch.setattr(task_scoring.TaskScorer, "_has_idle_cores", True)
+    run = mteb_jobs.Workers.run
+
+    def run_begun(workers: mteb_jobs.Workers, jobs: Any, futures: Any) -> Any:
+        assert len(futures) == len(jobs)
+        return run(workers, jobs, futures)
+
+    monkeypatch.setattr(mteb_jobs.Workers, "run", run_begun)
     if not processes:
         monkeypatch.setattr(mteb_jobs.Workers, "_pool", lambda _: ImmediateExecutor())
-        monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # set by a worker
     reports: list[tuple[str, int, int]] = []
     concurrent = sweep(
         tiny_folder("Llama"), tasks, out=tmp_path / "beside", progress=lambda *report: reports.append(report),
