@@ -52,7 +52,7 @@ from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.process_pool import ProcessPool
 from midlayer_encoders.sweeping.store import TextNotStoredError
-from midlayer_encoders.tasks.mteb_internals import listed_texts, prompt_name
+from midlayer_encoders.tasks.mteb_internals import listed_columns, prompt_name
 from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
@@ -398,7 +398,7 @@ def quiet_mteb() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with listed_texts(), warnings.catch_warnings():
+        with listed_columns(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

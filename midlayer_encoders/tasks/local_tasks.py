@@ -10,7 +10,6 @@ from datasets import Dataset, DatasetDict
 from mteb import abstasks
 from mteb.abstasks.task_metadata import TaskMetadata
 
-from midlayer_encoders.tasks.mteb_internals import ListedLabels
 from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 
@@ -50,7 +49,7 @@ class _LocalTask(abstasks.AbsTask):
         return DatasetDict({split: Dataset.from_dict(dict(rows)) for split, rows in self.data.splits.items()})
 
 
-class _Classification(ListedLabels, _LocalTask):
+class _Classification(_LocalTask, abstasks.AbsTaskClassification):
     pass
 
 

@@ -60,9 +60,7 @@ class MtebSource:
         with isolated_random():
             import mteb
 
-            from midlayer_encoders.tasks.mteb_internals import with_lists
-
-            return with_lists(mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits))
+            return mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits)
 
 
 @dataclass(frozen=True)
@@ -135,11 +133,9 @@ class ObjectSource:
         """Return a copy that shares the data and restarts the task's random generators."""
         import numpy as np
 
-        from midlayer_encoders.tasks.mteb_internals import with_lists
-
         task = copy.copy(self.task)
         task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
-        return with_lists(task)
+        return task
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ def encoder_score(task: AbsTask, make_encoder: Callable[[Sequence[str]], Any]) -
     """
     import mteb
 
-    from midlayer_encoders.tasks.mteb_internals import listed_texts
+    from midlayer_encoders.tasks.mteb_internals import listed_columns
 
     task = ObjectSource(task).make()
-    with isolated_random(), listed_texts():
+    with isolated_random(), listed_columns():
         result = mteb.evaluate(
             make_encoder(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
         )

@@ -25,7 +25,6 @@ from sentence_transformers.util import SimilarityFunction
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.sweeping.scoring import resampled_scores
 from midlayer_encoders.sweeping.scoring.recording import record
-from midlayer_encoders.tasks.mteb_internals import with_lists
 
 LAYERS, DIM = (0, 1, 2), 24
 _WORDS = ["river", "engine", "poem", "market", "sleep", "turn", "grow", "break", "sing", "wait", "stone", "cloud"]
@@ -75,7 +74,7 @@ def by_mteb(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float3
     results = []
     with isolated_random():
         for layer in LAYERS:
-            fresh, model = with_lists(type(task)()), Layer(layer, similarity, dtype)
+            fresh, model = type(task)(), Layer(layer, similarity, dtype)
             options = {"encode_kwargs": {"batch_size": 32, "show_progress_bar": False}}
             scores = {split: fresh.evaluate(model, split, **options) for split in fresh.eval_splits}
             results.append(float(TaskResult.from_task_results(fresh, scores, evaluation_time=0).get_score()))
@@ -89,7 +88,7 @@ def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float
         return [text for batch in inputs for text in batch["text"]]
 
     with isolated_random():
-        requested = record(with_lists(type(task)()), keys, similarity=similarity)
+        requested = record(type(task)(), keys, similarity=similarity)
     result = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
     options = {"device": torch.device("cpu"), **options}
     actual = [(item, resampled_scores(item.scorer, item.keys, LAYERS, result, **options)) for item in requested]

@@ -9,8 +9,9 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 from torch import Tensor
 
-from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws, v_measure
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.sweeping.scoring.k_means import mini_batch_k_means
+from midlayer_encoders.sweeping.scoring.resampling import v_measures
 
 
 def blobs(layers: int, rows: int, dim: int, clusters: int, *, offset: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -68,9 +69,12 @@ def test_identical_vectors_form_one_cluster() -> None:
 
 def test_v_measure_matches_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
-    required, actual = (torch.randint(k, (2, 3, 50), generator=generator) for k in (4, 6))
-    required[0, 0], actual[0, 0], actual[1, 1] = 0, 0, 0
+    labels, clusters = (torch.randint(k, (2, 3, 50), generator=generator) for k in (4, 6))
+    labels, clusters[0, 0] = labels[0], 0
+    labels[0] = 0
     expected = [
-        v_measure_score(a, b) for a, b in zip(required.flatten(0, 1).numpy(), actual.flatten(0, 1).numpy(), strict=True)
+        np.mean([v_measure_score(*draw) for draw in zip(labels.numpy(), layer, strict=True)])
+        for layer in clusters.numpy()
     ]
-    assert v_measure(required, actual).flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    rows = torch.arange(50).expand(3, -1)
+    assert v_measures(labels, clusters, rows, 50)[:, 0].tolist() == pytest.approx(expected, abs=1e-12)

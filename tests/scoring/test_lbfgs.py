@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from midlayer_encoders.sweeping.scoring.classification import Minimization
+from midlayer_encoders.sweeping.scoring.lbfgs import minimize_lbfgs
 
 K = 12
 CURVED = torch.linspace(1, 300, 6, dtype=torch.float64)  # the curvature of each problem's valley
@@ -35,7 +35,7 @@ def of_scipy(problem: int, start: Tensor, **options: Any) -> Any:
 @pytest.mark.parametrize("iterations", [1, 2, 7, 25, 60])
 def test_iterates_match_scipy(iterations: int) -> None:
     start = torch.randn(len(CURVED), K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    process = Minimization(valley, start, max_iterations=iterations, gradient_tolerance=1e-9).run()
+    process = minimize_lbfgs(valley, start, max_iterations=iterations, tolerance=1e-9)
     assert process.isfinite().all()
     for problem, point in enumerate(start):
         expected = of_scipy(problem, point, maxiter=iterations, gtol=1e-9, ftol=64 * np.finfo(float).eps)
@@ -54,7 +54,7 @@ def test_each_problem_stops_by_its_own_gradient() -> None:
         evaluated.append(len(places))
         return valley(places, points)
 
-    process = Minimization(counted, start, max_iterations=500, gradient_tolerance=1e-5).run()
+    process = minimize_lbfgs(counted, start, max_iterations=500, tolerance=1e-5)
     _, gradients = valley(torch.arange(len(CURVED)), process)
     assert gradients.abs().amax() <= 1e-5
     torch.testing.assert_close(process, torch.ones_like(process), rtol=0, atol=1e-4)
@@ -65,7 +65,7 @@ def test_each_problem_stops_by_its_own_gradient() -> None:
 
 def test_unbounded_function_stays_in_place() -> None:
     def flat(places: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.full((len(places),), torch.nan), torch.ones_like(points)
+        return points.new_full((len(places),), torch.nan), torch.ones_like(points)
 
     start = torch.zeros(2, 3, dtype=torch.float64)
-    assert Minimization(flat, start, max_iterations=5, gradient_tolerance=1e-5).run().equal(start)
+    assert minimize_lbfgs(flat, start, max_iterations=5, tolerance=1e-5).equal(start)

@@ -13,7 +13,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.sweeping.scoring.recording import _KMeansRecorder, scores_together
 from midlayer_encoders.tasks import resolve_tasks
-from midlayer_encoders.tasks.mteb_internals import with_lists
 from tests.others_warnings import MTEB
 from tests.scoring.made import classification, pairs, retrieval, sts
 
@@ -25,7 +24,7 @@ def test_built_in_and_plain_mteb_tasks_are_scored_together() -> None:
     assert [scores_together(task) for task in resolve_tasks("builtin")] == [None] * 5
     for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",
                  "ArXivHierarchicalClusteringS2S", "CIFAR10", "SpeechCommands"):  # fmt: skip
-        assert scores_together(with_lists(mteb.get_task(name))) is None, name
+        assert scores_together(mteb.get_task(name)) is None, name
 
 
 @pytest.mark.parametrize(
@@ -51,16 +50,12 @@ def test_task_with_custom_evaluation_is_left_to_mteb() -> None:
 
     for make, method in (
         (sts, "_calculate_scores"), (pairs, "_compute_metrics"), (classification, "_run_experiment"),
+        (classification, "_calculate_scores"),
         (retrieval, "task_specific_scores"), (sts, "evaluate"), (retrieval, "_evaluate_subset"),
     ):  # fmt: skip
         task = make()
         task.__class__ = type("Own", (type(task),), {method: own})
         assert scores_together(task) == f"it overrides `{method}`"
-    task = classification()  # as created by a sweep and scored by mteb
-    task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
-    assert scores_together(with_lists(task)) == "it overrides `_calculate_scores`"
-    with pytest.raises(AssertionError):
-        with_lists(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
     task = retrieval()
     task.skip_first_result = True
     assert scores_together(task) == "it ranks the results of another search"

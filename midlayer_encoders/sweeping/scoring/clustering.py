@@ -7,34 +7,9 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping.scoring.k_means import mini_batch_k_means
-from midlayer_encoders.sweeping.scoring.resampling import resampled_v_measures
+from midlayer_encoders.sweeping.scoring.resampling import v_measures
 
 _LAYERS_ON_CPU = 4  # clustered at once
-
-
-def v_measure(labels: Tensor, clusters: Tensor) -> Tensor:
-    r"""Return the V-measure :math:`2 I(Y; C) / (H(Y) + H(C))` of each row of clusters.
-
-    Args:
-        labels: from 0, shape ``(*, S)``.
-        clusters: from 0, shape ``(*, S)``.
-
-    Example:
-        >>> v_measure(torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]))
-        tensor([1., 0.], dtype=torch.float64)
-    """
-    rows, columns = int(labels.max()) + 1, int(clusters.max()) + 1
-    cells = (labels * columns + clusters).flatten(0, -2)
-    table = torch.zeros(len(cells), rows * columns, dtype=torch.float64, device=cells.device)
-    table.scatter_add_(1, cells, torch.ones_like(cells, dtype=torch.float64))
-    table = (table / cells.shape[1]).view(-1, rows, columns)
-    by_label, by_cluster, both = (
-        -torch.xlogy(p, p).sum(dim=1) for p in (table.sum(dim=2), table.sum(dim=1), table.flatten(1))
-    )
-    total = by_label + by_cluster
-    shared = (total - both).clamp(min=0)
-    score = torch.where(total > 0, 2 * shared / total.clamp(min=1e-300), 1)
-    return score.view(clusters.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -64,11 +39,11 @@ class Clusterings:
         """Return the V-measure averaged over all draws ``(L,)``, and scores on resampled texts ``(L, S)``."""
         # All problems at once run until the last one stops, which only a GPU benefits from.
         size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)
-        parts = [self._resampled(part) for part in torch.split(vectors, size)]
-        return torch.cat([scores.mean(dim=1) for scores, _ in parts]), torch.cat([values for _, values in parts])
+        values = torch.cat([self._v_measures(part) for part in torch.split(vectors, size)]).to(vectors.device)
+        return values[:, 0], values[:, 1:]
 
-    def _resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        scores, resampled = [], []
+    def _v_measures(self, vectors: Tensor) -> Tensor:
+        total = torch.zeros(())
         for draws in self.draws:
             if draws.rows.shape[1] < draws.clusters:
                 raise OptionError(
@@ -78,11 +53,8 @@ class Clusterings:
             clusters = mini_batch_k_means(
                 vectors, draws.rows, clusters=draws.clusters, batch_size=self.batch_size, seed=self.seed
             )
-            scores.append(v_measure(draws.labels.to(clusters.device).expand_as(clusters), clusters))
-            means = resampled_v_measures(draws.labels, clusters, draws.rows, vectors.shape[1])
-            resampled.append(len(draws.rows) * means)
-        total = torch.stack(resampled).sum(dim=0)
-        return torch.cat(scores, dim=1), total / sum(len(draws.rows) for draws in self.draws)
+            total = total + len(draws.rows) * v_measures(draws.labels, clusters, draws.rows, vectors.shape[1])
+        return total / sum(len(draws.rows) for draws in self.draws)
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""

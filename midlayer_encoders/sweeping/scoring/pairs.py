@@ -3,9 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from scipy import stats
 from sentence_transformers.util import SimilarityFunction
@@ -14,7 +12,7 @@ from sklearn.metrics.pairwise import paired_cosine_distances
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from midlayer_encoders.sweeping.scoring.resampling import resampled_correlations, resampled_precisions
+from midlayer_encoders.sweeping.scoring.resampling import correlations, resampled_precisions
 
 _BLOCK = 1 << 24  # numbers of a block of pairs: 64 MiB
 
@@ -57,10 +55,6 @@ def pair_similarities(
     return torch.cat(blocks, dim=1)
 
 
-def _average_precision(labels: Any, similarities: Any) -> float:
-    return float(average_precision_score(labels == 1, np.nan_to_num(similarities)))
-
-
 @dataclass(frozen=True)
 class _Pairs:
     """The pairs of a task.
@@ -79,13 +73,10 @@ class _Pairs:
     score: str
     similarity: str = "cosine"
 
-    def _scores(self, vectors: Tensor, measure: str, score: Callable[[Any, Any], float]) -> tuple[Tensor, Tensor]:
-        """Return a score of the targets and of the similarities at each layer ``(L,)``, and the similarities."""
-        similarities = pair_similarities(vectors, self.first, self.second, measure=measure, similarity=self.similarity)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of constant similarities, or targets without a positive pair
-            values = [score(self.targets.numpy(), layer) for layer in similarities.double().cpu().numpy()]
-        return torch.tensor(values, dtype=torch.float64, device=vectors.device), similarities
+    def similarities(self, vectors: Tensor, measure: str) -> Tensor:
+        """Return the similarity of each pair at each layer, in float64 on the CPU, shape ``(L, P)``."""
+        values = pair_similarities(vectors, self.first, self.second, measure=measure, similarity=self.similarity)
+        return values.double().cpu()
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""
@@ -112,14 +103,11 @@ class StsPairs(_Pairs):
         NaN if one of them is constant. Ranks are those among all pairs.
         """
         measure, _, kind = self.score.rpartition("_")
-        correlate: Callable[..., Any] = stats.spearmanr if kind == "spearman" else stats.pearsonr
-        scores, similarities = self._scores(
-            vectors, measure or "similarity", lambda targets, layer: correlate(targets, layer)[0]
-        )
-        rows = torch.cat([self.targets[None].double(), similarities.double().cpu()])
+        rows = torch.cat([self.targets[None].double(), self.similarities(vectors, measure or "similarity")])
         if kind == "spearman":
             rows = torch.from_numpy(stats.rankdata(rows.numpy(), axis=1))
-        return scores, resampled_correlations(rows[1:], rows[0])
+        values = correlations(rows[1:], rows[0]).to(vectors.device)
+        return values[:, 0], values[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,13 @@ class LabeledPairs(_Pairs):
         The measure is the one that is best on all pairs.
         """
         measures = ("similarity", *MEASURES) if self.score == "max_ap" else (self.score.removesuffix("_ap"),)
-        scored = [self._scores(vectors, measure, _average_precision) for measure in measures]
-        scores, best = torch.stack([scores for scores, _ in scored]).max(dim=0)
-        similarities = torch.stack([scored[measure][1][layer] for layer, measure in enumerate(best.tolist())])
-        return scores, resampled_precisions(similarities.nan_to_num(), self.targets == 1)
+        similarities = torch.stack([self.similarities(vectors, measure) for measure in measures]).nan_to_num()
+        positive = self.targets == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of targets without a positive pair
+            precisions = [
+                [average_precision_score(positive.numpy(), row) for row in layers.numpy()] for layers in similarities
+            ]
+        scores, best = torch.tensor(precisions, dtype=torch.float64, device=vectors.device).max(dim=0)
+        chosen = similarities[best.cpu(), torch.arange(len(vectors))].to(vectors)
+        return scores, resampled_precisions(chosen, positive)

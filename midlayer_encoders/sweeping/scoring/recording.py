@@ -31,11 +31,14 @@ from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Cl
 from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.sweeping.scoring.pairs import LabeledPairs, StsPairs
 from midlayer_encoders.sweeping.scoring.retrieval import RANKING_SCORES, make_ranking
+from midlayer_encoders.tasks.mteb_internals import listed_columns
 
 #: Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input.
 Keys: TypeAlias = Callable[..., Sequence[str]]
 
-_SETTINGS = {"l1_ratio", "C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "penalty", "warm_start"}
+#: Settings of the classifier that are supported, or have no effect.
+_CLASSIFIER_SETTINGS = {"C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "warm_start"}
+_K_MEANS_SETTINGS = {"n_clusters", "batch_size", "random_state"}
 
 
 def scores_together(task: AbsTask) -> str | None:
@@ -72,8 +75,8 @@ def _unsupported_classifier(task: abstasks.AbsTaskClassification) -> str | None:
         return f"its classifier is {type(model).__name__}"
     defaults = LogisticRegression().get_params()
     settings = model.get_params()
-    changed = {name: value for name, value in settings.items() if name not in _SETTINGS and value != defaults[name]}
-    changed |= {name: settings[name] for name in ("l1_ratio", "penalty") if settings.get(name) != defaults.get(name)}
+    changed = {name: value for name, value in settings.items() if value != defaults[name]}
+    changed = {name: value for name, value in changed.items() if name not in _CLASSIFIER_SETTINGS}
     return f"its classifier has other settings: {changed}" if changed else None
 
 
@@ -102,7 +105,8 @@ def record(task: AbsTask, keys: Keys, *, similarity: str = "cosine") -> list[Rec
         for subset in task.hf_subsets:
             rows = _RowEncoder(keys, similarity)
             # One task for all subsets because its random generator continues from subset to subset in mteb.
-            task.evaluate(rows, split, [subset], encode_kwargs={"batch_size": 32, "show_progress_bar": False})
+            with listed_columns():
+                task.evaluate(rows, split, [subset], encode_kwargs={"batch_size": 32, "show_progress_bar": False})
             if rows.scorer is None:
                 raise RuntimeError(f"mteb's evaluation of {task.metadata.name} ended without computing a score.")
             recorded.append(Recorded(split, subset, tuple(rows.places), rows.scorer))
@@ -139,10 +143,6 @@ class _RowEncoder:
 
 def _places(rows: Any) -> Tensor:
     return torch.as_tensor(np.asarray(rows)[:, 0]) - 1
-
-
-def _codes(labels: Sequence[Any], numbers: Mapping[Any, int]) -> Tensor:
-    return torch.tensor([numbers[label] for label in labels])
 
 
 class _PairsRecorder(AbsTask):
@@ -189,21 +189,23 @@ class _ClassificationRecorder(abstasks.AbsTaskClassification):
     def _recorded(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         self._experiments: list[tuple[Any, Any, Any, Any]] = []
         scores = evaluate(model, *args, **kwargs)
-        labels = [label for experiment in self._experiments for label in (*experiment[1], *experiment[3])]
-        check_classification_targets(np.asarray(labels))  # as scikit-learn's classifiers do
-        numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
-        data = tuple(
-            ClassifierData(_places(train), _codes(train_labels, numbers), _places(test), _codes(test_labels, numbers))
-            for train, train_labels, test, test_labels in self._experiments
-        )
-        settings = self.evaluator_model.get_params()
-        score = self.metadata.main_score
-        names = np.asarray(list(numbers))
+        labels = [np.asarray(labels) for experiment in self._experiments for labels in experiment[1::2]]
+        check_classification_targets(np.concatenate(labels))  # as scikit-learn's classifiers do
+        names = np.unique(np.concatenate(labels))
+
+        def codes(labels: Sequence[Any]) -> Tensor:
+            return torch.from_numpy(np.searchsorted(names, labels))
 
         def measure(true: Any, predicted: Any) -> float:
             values: Mapping[str, Any] = self._calculate_scores(names[true], names[predicted])
             return float("nan") if values[score] is None else float(values[score])
 
+        data = tuple(
+            ClassifierData(_places(train), codes(train_labels), _places(test), codes(test_labels))
+            for train, train_labels, test, test_labels in self._experiments
+        )
+        settings = self.evaluator_model.get_params()
+        score = self.metadata.main_score
         options = (settings["C"], settings["max_iter"], settings["tol"])
         model.scorer = Classifiers(data, *options, None if score == "accuracy" else measure)
         return scores
@@ -218,41 +220,31 @@ class _ClassificationRecorder(abstasks.AbsTaskClassification):
 
 
 class _ClusteringRecorder(abstasks.AbsTaskClustering):
-    """Records the draws that are clustered."""
+    """Records the draws that mteb's code clusters."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        def record_draws(
-            embeddings: Any, labels: Any, **settings: Any
-        ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-            model.scorer = _clusterings(embeddings, labels, **settings)
-            return {"v_measure": {"Level 0": [0.0]}, "ami": {"Level 0": [0.0]}}, {}
+        models: list[_KMeansRecorder] = []
 
+        def k_means(**settings: Any) -> _KMeansRecorder:
+            models.append(_KMeansRecorder(settings))
+            return models[-1]
+
+        def record_labels(truth: Any, _: Any) -> float:
+            models[-1].labels.append(truth)
+            return 0.0
+
+        draw = with_globals(
+            abstasks.clustering._evaluate_clustering_bootstrapped,
+            MiniBatchKMeans=k_means,
+            v_measure_score=record_labels,
+            adjusted_mutual_info_score=lambda *_: 0.0,
+        )
         evaluate = abstasks.AbsTaskClustering._evaluate_subset
-        recorded = with_globals(evaluate, _evaluate_clustering_bootstrapped=record_draws)
-        return recorded(self, model, *args, **kwargs)
-
-
-def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
-    """Return the draws that mteb's code clusters."""
-    models: list[_KMeansRecorder] = []
-
-    def k_means(**model_settings: Any) -> _KMeansRecorder:
-        models.append(_KMeansRecorder(model_settings))
-        return models[-1]
-
-    def record_labels(truth: Any, _: Any) -> float:
-        models[-1].labels.append(truth)
-        return 0.0
-
-    draw = with_globals(
-        abstasks.clustering._evaluate_clustering_bootstrapped,
-        MiniBatchKMeans=k_means,
-        v_measure_score=record_labels,
-        adjusted_mutual_info_score=lambda *_: 0.0,
-    )
-    draw(embeddings, labels, **settings)
-    first = models[0].settings
-    return Clusterings(tuple(model.draws() for model in models), first["batch_size"], first["random_state"])
+        scores = with_globals(evaluate, _evaluate_clustering_bootstrapped=draw)(self, model, *args, **kwargs)
+        settings = models[0].settings
+        draws = tuple(level.draws() for level in models)
+        model.scorer = Clusterings(draws, settings["batch_size"], settings["random_state"])
+        return scores
 
 
 @dataclass
@@ -264,10 +256,8 @@ class _KMeansRecorder:
     labels: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        expected = {"init": "k-means++", "n_init": 1}
-        if {"n_clusters", "batch_size", "random_state", *expected} != set(self.settings) or any(
-            self.settings[name] != value for name, value in expected.items()
-        ):
+        others = {name: value for name, value in self.settings.items() if name not in _K_MEANS_SETTINGS}
+        if others != {"init": "k-means++", "n_init": 1}:
             raise NotImplementedError(f"mteb clusters with settings that are not supported: {self.settings}")
 
     def fit_predict(self, rows: Any) -> npt.NDArray[np.int64]:
@@ -275,9 +265,8 @@ class _KMeansRecorder:
         return np.zeros(len(rows), dtype=np.int64)
 
     def draws(self) -> Draws:
-        names = sorted(set(np.concatenate(self.labels).tolist()))
-        numbers = {label: number for number, label in enumerate(names)}
-        labels = torch.stack([_codes(draw.tolist(), numbers) for draw in self.labels])
+        _, codes = np.unique(np.stack(self.labels), return_inverse=True)
+        labels = torch.from_numpy(codes.reshape(len(self.labels), -1))
         return Draws(torch.stack([_places(draw) for draw in self.rows]), labels, self.settings["n_clusters"])
 
 

@@ -41,12 +41,15 @@ def resampled_means(values: Tensor) -> Tensor:
     return torch.cat(sums, dim=1) / values.shape[1]
 
 
-def resampled_correlations(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the correlation of values ``(L, N)`` with targets ``(N,)``, shape ``(L, S)``; NaN if one is constant."""
+def correlations(values: Tensor, targets: Tensor) -> Tensor:
+    """Return the correlation of values ``(L, N)`` with targets ``(N,)``, and that of resampled items, ``(L, 1 + S)``.
+
+    NaN if one of them is constant.
+    """
     x, y = _standardized(values), _standardized(targets[None])
     products = x, y, x * x, y * y, x * y
     blocks = []
-    for counts in resampled_counts(x.shape[1]):
+    for counts in (torch.ones(x.shape[1], 1, dtype=torch.float64), *resampled_counts(x.shape[1])):
         mean_x, mean_y, mean_xx, mean_yy, mean_xy = (rows @ counts / len(counts) for rows in products)
         var_x, var_y = mean_xx - mean_x**2, mean_yy - mean_y**2
         defined = (var_x > _CONSTANT) & (var_y > _CONSTANT)
@@ -80,18 +83,20 @@ def resampled_precisions(similarities: Tensor, positive: Tensor) -> Tensor:
     return torch.cat(blocks, dim=1)
 
 
-def resampled_v_measures(labels: Tensor, clusters: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Return the mean V-measure of draws whose texts are resampled, shape ``(L, S)``; the clusters stay the same.
+def v_measures(labels: Tensor, clusters: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    r"""Return the mean V-measure :math:`2 I(Y; C) / (H(Y) + H(C))` of draws, and of resampled texts, ``(L, 1 + S)``.
+
+    The clusters of resampled texts stay the same.
 
     Args:
-        labels: shape ``(R, S)``.
-        clusters: at each layer, shape ``(L, R, S)``.
+        labels: from 0, shape ``(R, S)``.
+        clusters: from 0, at each layer, shape ``(L, R, S)``.
         rows: text of each place of a draw, shape ``(R, S)``.
         num_rows: number of texts.
     """
     truth, places = labels.cpu().numpy(), rows.cpu().numpy()
     blocks = []
-    for counts in resampled_counts(num_rows):
+    for counts in (torch.ones(num_rows, 1, dtype=torch.float64), *resampled_counts(num_rows)):
         by_label = [_entropy(y, at, counts.numpy()) for y, at in zip(truth, places, strict=True)]
         layers = []
         for layer in clusters.cpu().numpy():
