@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option, Typer
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli.sweep import STAGES
+from midlayer_encoders.cli.find import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.validation import check_count
@@ -66,7 +66,7 @@ def reproduce(
     options = replace(options, max_length=None)
     is_table = solutions is not None and solutions.suffix in SUFFIXES
     answers = _arguments.TextData(text_column="answer" if is_table else None)
-    solution_texts = () if solutions is None else tuple(_arguments.read_texts(solutions, answers))
+    solution_texts = () if solutions is None else tuple(answers.read_texts(solutions))
     frames = tuple(_read_sweep(path) for path in swept or ())
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     reads_texts = any((paper.EXPERIMENTS[name].inputs or ("", 0))[0] == "texts" for name in experiments)
@@ -94,8 +94,7 @@ def reproduce(
             outcomes += paper.reproduce([name], replace(setting, progress=progress))
         _print_outcome(outcomes[-1])
     page = paper.write_experiments(outcomes, setting)
-    _output.print_result(folder=out, report=page, experiments=[asdict(outcome) for outcome in outcomes])
-    _output.print_report(page)
+    _output.print_outcome(report=page, folder=out, experiments=[asdict(outcome) for outcome in outcomes])
     statuses = {outcome.status for outcome in outcomes}
     if "failed" in statuses or ("left out" in statuses and figure != "all"):
         raise Exit(1)

@@ -21,7 +21,7 @@ _TERMINATED = 143
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "tune", "distill"}
 
 # Each module registers its commands, in the order of the help.
-for _module in ("demo", "select", "sweep", "export", "training", "inside"):
+for _module in ("find", "use", "inside"):
     importlib.import_module(f"{__name__}.{_module}")
 
 

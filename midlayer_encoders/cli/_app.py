@@ -8,13 +8,14 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from typing import Annotated, Any, Literal
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 
 from midlayer_encoders import __version__
-from midlayer_encoders.cli import _progress
-from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields, option_help
+from midlayer_encoders.cli._progress import output_mode
+from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_help
 from midlayer_encoders.errors import OptionError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -80,40 +81,29 @@ def command(
 def with_flags(
     function: _Function, *, quiet: bool = True, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> _Function:
-    """Return a function with the flags ``--json`` and ``--quiet``, and one flag for each encoder option.
+    """Return a function with the flags ``--json`` and ``--quiet``, and one flag for each field of a dataclass.
 
-    A parameter ``options`` of the function receives the :class:`EncoderOptions`. A parameter whose type is another
-    dataclass stands for a flag for each of its fields. The help of a field without one is in the docstring.
+    A parameter whose type is a dataclass, such as :class:`EncoderOptions`, receives an instance of it. The help of a
+    field without a typer option is in the docstring of the dataclass.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    encoder_options = [
-        option
-        for option in option_fields().values()
-        if "options" in hints and option.name not in without and option.metadata.get("flag", "") is not None
-    ]
-    groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
-    parameters = _parameters(function, without)
-    if encoder_options:
-        parameters.append(_help_all(tuple(map(flag_name, encoder_options))))
-    parameters += [_option_parameter(each, (defaults or {}).get(each.name, each.default)) for each in encoder_options]
+    parameters = _parameters(function, without, defaults or {})
     if quiet:
-        parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
-    parameters.append(_parameter("as_json", bool, False, "--json", "Print the result as one JSON object.", "Output"))
+        parameters.append(_flag("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
+    parameters.append(_flag("as_json", bool, False, "--json", "Print the result as one JSON object.", "Output"))
 
     @functools.wraps(function)
     def run(*, as_json: bool, quiet: bool = False, **arguments: Any) -> Any:
         arguments.pop("help_all", None)
         if quiet and as_json:
             raise typer.BadParameter("give one of --quiet and --json")
-        if "options" in hints:
-            values = {option.name: _option_value(option, arguments.pop(option.name)) for option in encoder_options}
-            arguments["options"] = EncoderOptions(**values)
-        for name, group in groups.items():
-            arguments[name] = _take_group(group, arguments)
+        for name, hint in hints.items():
+            if is_dataclass(hint):
+                arguments[name] = _make(typing.cast(type, hint), arguments)
         # The bars and notices of the loaders, which read this when they are imported.
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        with _progress.display_mode("quiet" if quiet else "json" if as_json else None):
+        with output_mode("quiet" if quiet else "json" if as_json else None):
             return function(**arguments)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -121,41 +111,80 @@ def with_flags(
     return run
 
 
-def _parameters(function: _Function, without: Sequence[str]) -> list[inspect.Parameter]:
-    """Return the parameters of a function, and the fields of a dataclass in place of a parameter of that type."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for item in inspect.signature(function).parameters.values():
-        if _is_group(hint := hints[item.name]):
-            parameters += _parameters(hint, without)
-        elif is_dataclass(function) and typing.get_origin(hint) is not Annotated:
-            parameters += [] if item.name in without else [_setting_parameter(function, item.name, hint, item.default)]
-        elif item.name != "options":
-            parameters.append(item.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+def _parameters(owner: Callable[..., Any], without: Sequence[str], defaults: Mapping[str, Any]) -> list[Parameter]:
+    """Return the parameters of a function; one whose type is a dataclass is replaced by a flag for each field."""
+    hints = typing.get_type_hints(owner, include_extras=True)
+    parameters: list[Parameter] = []
+    for item in inspect.signature(owner).parameters.values():
+        hint, default = hints[item.name], defaults.get(item.name, item.default)
+        if is_dataclass(hint):
+            parameters += _parameters(typing.cast(type, hint), without, defaults)
+        elif not is_dataclass(owner) or typing.get_origin(hint) is Annotated:
+            parameters.append(item.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
+        elif item.name not in without:
+            parameters += _declared_flag(owner, item.name, hint, default)
+    if owner is EncoderOptions:
+        flags = [flag_name(EncoderOptions.__dataclass_fields__[item.name]) for item in parameters]
+        named = ", ".join(flag for flag in _FREQUENT if flag in flags)
+        text = f"Show also the {len(flags)} options of the encoder: {named} …"
+        whole = _flag("help_all", bool, False, "--help-all", text, "Encoder", is_eager=True, callback=_print_all)
+        parameters.insert(0, whole)
     return parameters
 
 
-def _setting_parameter(settings: type, name: str, hint: Any, default: Any) -> inspect.Parameter:
-    """Return the parameter of a field of settings, which check the value of a ``Literal`` themselves."""
-    kind = str if typing.get_origin(hint) is Literal else int if hint == bool | int else hint
-    kind = str | None if hint == Sequence[int] | None else kind
-    texts = {field: text for base in reversed(settings.__mro__) for field, text in option_help(base).items()}
-    text, flag = re.sub(r"``(\w+)``", r"--\1", texts[name]), "--" + name.replace("_", "-")
-    limits = {"min": 0} if name == "seed" else {}
-    return _parameter(name, kind, int(default) if kind is int else default, flag, text, None, **limits)
+def _declared_flag(owner: Any, name: str, hint: Any, default: Any) -> list[Parameter]:
+    """Return the parameter from which typer creates the flag of a field, if it has one; its help is in the docstring.
+
+    Typer parses numbers and switches; the dataclass checks everything else.
+    """
+    metadata = owner.__dataclass_fields__[name].metadata
+    flag = metadata.get("flag", name.replace("_", "-"))
+    if flag is None:
+        return []
+    flag, kinds = f"--{flag}", {*(typing.get_args(hint) or [hint])} - {type(None)}
+    kind: Any = next((number for number in (int, float) if number in kinds), str)
+    if metadata.get("repeatable"):
+        kind, default = list[str], None
+    elif kind is int and default is False:
+        default = 0
+    elif kinds == {bool}:
+        kind, flag = bool, flag if default is False else f"{flag}/--no-{flag[2:]}"
+    help_texts = {field: text for base in reversed(owner.__mro__) for field, text in option_help(base).items()}
+    text = re.sub(r"``(\w+)``", lambda match: f"--{match[1].replace('_', '-')}", help_texts[name])
+    # Completion offers only what is not hidden.
+    is_hidden = owner is EncoderOptions and "_MIDLAYER_COMPLETE" not in os.environ
+    panel = "Encoder" if owner is EncoderOptions else None
+    return [_flag(name, kind | None if default is None else kind, default, flag, text, panel, hidden=is_hidden)]
 
 
-def _take_group(group: Any, arguments: dict[str, Any]) -> Any:
+def _flag(name: str, kind: Any, default: Any, flag: str, text: str, panel: str | None, **settings: Any) -> Parameter:
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **settings)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _make(group: Any, arguments: dict[str, Any]) -> Any:
     """Return an instance of a dataclass whose fields, and its dataclasses' fields, are removed from arguments."""
     hints = typing.get_type_hints(group)
-    taken = {}
-    for name, hint in ((each.name, hints[each.name]) for each in fields(group)):
-        if _is_group(hint):
-            taken[name] = _take_group(hint, arguments)
-        elif name in arguments:
-            value = arguments.pop(name)
-            taken[name] = (parse_sizes(name, value) or None) if hint == Sequence[int] | None else value
-    return group(**taken)
+    values = {}
+    for field in fields(group):
+        if is_dataclass(hint := hints[field.name]):
+            values[field.name] = _make(hint, arguments)
+        elif field.name in arguments and field.metadata.get("flag", "") is not None:
+            words = arguments.pop(field.name)
+            if hint == Sequence[int] | None:
+                words = parse_sizes(field.name, words) or None
+            values[field.name] = _parse(field, words)
+    return group(**values)
+
+
+def _parse(field: Field[Any], words: Any) -> Any:
+    """Return the value of a field from the words of its flag."""
+    if "parse" not in field.metadata:
+        return words
+    try:
+        return field.metadata["parse"](words or () if field.metadata.get("repeatable") else words)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=flag_name(field)) from None
 
 
 def parse_sizes(flag: str, words: str | None) -> list[int]:
@@ -164,52 +193,3 @@ def parse_sizes(flag: str, words: str | None) -> list[int]:
         return [int(word) for word in words.split(",")] if words is not None else []
     except ValueError:
         raise OptionError(f"`--{flag}` must be numbers separated by commas, but got {words!r}.") from None
-
-
-def _is_group(hint: Any) -> bool:
-    return is_dataclass(hint) and hint is not EncoderOptions
-
-
-def _help_all(flags: Sequence[str]) -> inspect.Parameter:
-    """Return the parameter of ``--help-all``, whose help names some of the flags that it shows."""
-    named = ", ".join(flag for flag in _FREQUENT if flag in flags)
-    text = f"Show also the {len(flags)} options of the encoder: {named} …"
-    return _parameter("help_all", bool, False, "--help-all", text, "Encoder", is_eager=True, callback=_print_all)
-
-
-def _parameter(
-    name: str, kind: Any, default: Any, flag: str, text: str, panel: str | None, **settings: Any
-) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **settings)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-@functools.cache
-def _option_parameter(option: Field[Any], default: Any) -> inspect.Parameter:
-    """Return the parameter from which typer creates an encoder option's flag."""
-    flag = flag_name(option)
-    kind: Any = str | None
-    if option.metadata.get("repeatable"):
-        kind = list[str] | None
-        default = None
-    elif isinstance(option.default, bool):
-        kind = bool
-    elif option.type == "bool | None":
-        kind = bool | None
-        flag += flag.replace("--", "/--no-", 1)
-    elif "int" in str(option.type).split(" | "):
-        kind = int | None
-    # Completion offers only what is not hidden.
-    hidden = "_MIDLAYER_COMPLETE" not in os.environ
-    return _parameter(option.name, kind, default, flag, option_help()[option.name], "Encoder", hidden=hidden)
-
-
-def _option_value(option: Field[Any], words: Any) -> Any:
-    """Return an encoder option's value from the words of its flag."""
-    parse = option.metadata.get("parse")
-    if parse is None:
-        return words
-    try:
-        return parse(words or () if option.metadata.get("repeatable") else words)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=flag_name(option)) from None

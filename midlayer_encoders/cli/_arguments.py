@@ -9,24 +9,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, BadParameter, Context, Option
+from typer import Argument, BadParameter, Option
 
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.cli._progress import show_waiting
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.recipes import Recipe, recipes_of
-from midlayer_encoders.validation import layer_number
+from midlayer_encoders.validation import check_effect, layer_number
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.tasks.table_files import Columns
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
 Model = Annotated[str, Argument(help="Folder, llama.cpp file, hub name, built-in (SmolLM2-135M) or built-in-minilm.")]
-MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
@@ -50,8 +50,8 @@ def parse_layer(words: str) -> LayerArgument:
     return layers.get("", layers)
 
 
-LayerOption = Option("--layer", parser=parse_layer, metavar="TEXT", help="17, -1 (the last), or 0.7 (of the depth).")
-LayerNumber = Annotated[Any, LayerOption]
+_LAYER = Option("--layer", parser=parse_layer, metavar="TEXT", help="17, -1 (the last), or 0.7 (of the depth).")
+LayerNumber = Annotated[Any, _LAYER]
 
 
 def parse_layers(words: str) -> str | list[int | float]:
@@ -76,7 +76,7 @@ def _layer_range(word: str) -> Sequence[int | float]:
         return [layer]
     first, last, start, stop, step = (int(number or 0) for number in match.groups())
     layers = range(start, stop, step or 1) if ":" in word else range(first, last + 1)
-    if not 0 < len(layers) <= _MOST_LAYERS:
+    if not 0 < len(layers) <= _MAX_LAYERS:
         raise ValueError(word)
     return layers
 
@@ -92,6 +92,10 @@ def parse_metrics(words: str) -> str | list[str]:
     return words if words in ("all", "paper") else words.split(",")
 
 
+_METRICS = Option("--metrics", parser=parse_metrics, metavar="TEXT", help="paper, all, or names separated by commas.")
+MetricNames = Annotated[Any, _METRICS]
+
+
 def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
     """Return the recipes that ``--recipes`` names, and the options without a template, which becomes a recipe."""
     if words is None:
@@ -103,21 +107,6 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
         recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
         options = replace(options, template=None, pooling=None)
     return recipes, options
-
-
-def refuse_flags(context: Context, reason: str, *names: str) -> None:
-    """Raise an :class:`OptionError` if one of these parameters was given as a flag, which would have no effect.
-
-    Args:
-        context: context of the command.
-        reason: end of the sentence, such as ``"for texts"``.
-        names: names of the parameters.
-    """
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in filter(flags.__contains__, names):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise OptionError(f"`{flags[name]}` must be left out {reason}.")
 
 
 @dataclass(kw_only=True)
@@ -132,6 +121,19 @@ class TextData:
         from midlayer_encoders.tasks.table_files import Columns
 
         return Columns(**asdict(self))
+
+    def read_texts(self, path: Path) -> list[str]:
+        """Return the texts of a file of lines, or of data in any format that a sweep accepts.
+
+        Args:
+            path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
+        """
+        from midlayer_encoders.tasks import sources, text_lists
+
+        if is_table(path):
+            return sources.own_texts(expand_home(path), self.columns(), labels=isinstance(self, Data))
+        check_effect(TextData, f"for {path.name}, whose lines are the texts", text_column=self.text_column)
+        return text_lists.read_texts(expand_home(path))
 
 
 @dataclass(kw_only=True)
@@ -152,7 +154,7 @@ class Inputs:
     data: TextData
     limit: Limit = None
 
-    def read(self, context: Context) -> tuple[str, Path, list[Any]]:
+    def read(self, *, wikitext: bool = False) -> tuple[str, Path, list[Any]]:
         """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
         from midlayer_encoders.reading.media_inputs import media_files
 
@@ -162,39 +164,19 @@ class Inputs:
             raise BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
         kind, path = sources[0]
         if kind == "texts":
-            refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
-            return kind, path, read_texts(path, self.data)
-        refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "drop_empty", "wikitext")
-        bad = "skip" if self.skip_bad else "refuse"
-        return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
+            check_effect(Inputs, "for texts", skip_bad=self.skip_bad)
+            return kind, path, self.data.read_texts(path)
+        check_effect(TextData, f"for {kind}: it applies to texts", **asdict(self.data))
+        check_effect(Inputs.read, f"for {kind}: it applies to texts", wikitext=wikitext)
+        medium: Any = kind.removesuffix("s")
+        return kind, path, [*media_files(path, medium, bad="skip" if self.skip_bad else "refuse")]
 
 
 def is_table(path: Path) -> bool:
     """Return whether texts are in a column of a table or in a folder of tables, not one per line."""
-    from midlayer_encoders.files import expand_home
     from midlayer_encoders.tasks.table_files import SUFFIXES
 
     return expand_home(path).is_dir() or path.suffix.lower() in SUFFIXES
-
-
-def read_texts(path: Path, data: TextData) -> list[str]:
-    """Return the texts of a file of lines, or of data in any format that a sweep accepts.
-
-    Args:
-        path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
-        data: flags of tables.
-    """
-    from midlayer_encoders.files import expand_home
-    from midlayer_encoders.tasks.sources import own_texts
-
-    path = expand_home(path)
-    if not is_table(path):
-        from midlayer_encoders.tasks import text_lists
-
-        if data.text_column is not None:
-            raise OptionError(f"`--text-column` does not apply to {path.name}, whose lines are the texts.")
-        return text_lists.read_texts(path)
-    return own_texts(path, data.columns(), labels=isinstance(data, Data))
 
 
 def results_folder(out: Path | None, command: str, *models: str) -> Path:
@@ -204,7 +186,6 @@ def results_folder(out: Path | None, command: str, *models: str) -> Path:
         >>> results_folder(None, "compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
         'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
     """
-    from midlayer_encoders.files import check_output_folder
     from midlayer_encoders.models.hub import shown_name
 
     name = "-".join([command, *(re.sub(r"[^\w.-]+", "_", shown_name(model)) for model in models)])
@@ -267,5 +248,5 @@ def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
     check_model(model, options)
     from midlayer_encoders.encoder.whole_model import load_encoder  # imports torch
 
-    with show_waiting("loading", f"Loading {model}"):
+    with show_waiting(f"Loading {model}"):
         return load_encoder(model, options.changed())

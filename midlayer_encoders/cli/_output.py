@@ -1,8 +1,7 @@
-"""What commands print: lines, tables, and under ``--json`` one JSON object."""
+"""What commands print: sentences, tables, and under ``--json`` one JSON object."""
 
 import json
 import math
-import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,43 +9,54 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Exit
 
 from midlayer_encoders.cli._progress import prints_json
 from midlayer_encoders.files import shell_path
 
 
-def console() -> Console:
-    """Return the console for human-readable output, which is silent under ``--json``."""
-    return Console(quiet=prints_json())
-
-
 def print_text(text: str, *, style: str | None = None, wrap: bool = True) -> None:
     """Print text; ``wrap=False`` keeps a line to copy in one piece."""
-    console().print(text, style=style, highlight=False, markup=False, soft_wrap=not wrap)
+    _console().print(text, style=style, highlight=False, markup=False, soft_wrap=not wrap)
 
 
-def print_report(path: Path) -> None:
-    """Print the path of a report."""
-    print_text(f"The report: {shell_path(path)}", wrap=False)
+def print_outcome(
+    sentences: Sequence[str] = (),
+    *,
+    failures: Mapping[str, str] | None = None,
+    report: Path | None = None,
+    lines: Mapping[str, str] | None = None,
+    what: str = "it",
+    **values: Any,
+) -> None:
+    """Print what a command found, or under ``--json`` one object; exit with 1 if something failed.
 
-
-def print_failures(failures: Mapping[str, str]) -> None:
-    """Print each item that failed and its error."""
-    for name, error in failures.items():
-        print_text(f"{name} failed, {error}", style="bold red")
-
-
-def print_encoder_lines(lines: Mapping[str, str], what: str = "it") -> dict[str, str]:
-    """Print the command and the Python code that create an encoder; return command and expression for ``--json``."""
+    Args:
+        sentences: a line each.
+        failures: errors by what failed.
+        report: path of the page.
+        lines: code that creates an encoder, by language.
+        what: what the lines export.
+        values: values of the object.
+    """
     from midlayer_encoders.report.labels import with_import
 
-    print_text(f"Export {what}: {lines['shell']}", wrap=False)
-    print_text(f"In Python:\n{with_import(lines['Python'])}", wrap=False)
-    return {"shell": lines["shell"], "python": lines["Python"]}
+    export = None if lines is None else {"shell": lines["shell"], "python": lines["Python"]}
+    print_json(report=report, failures=failures, export=export, **values)
+    for sentence in sentences:
+        print_text(sentence)
+    for name, error in (failures or {}).items():
+        print_text(f"{name} failed, {error}", style="bold red")
+    if report is not None:
+        print_text(f"The report: {shell_path(report)}", wrap=False)
+    if lines is not None:
+        print_text(f"Export {what}: {lines['shell']}\nIn Python:\n{with_import(lines['Python'])}", wrap=False)
+    if failures:
+        raise Exit(1)
 
 
-def print_result(**values: Any) -> None:
-    """Print the result of a command as one JSON object if ``--json`` was given; NaN and infinity become ``null``."""
+def print_json(**values: Any) -> None:
+    """Print values as one JSON object if ``--json`` was given; NaN and infinity become ``null``."""
     if prints_json():
         print(json.dumps(to_json(values), ensure_ascii=False, allow_nan=False), flush=True)  # noqa: T201
 
@@ -67,57 +77,51 @@ def to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
-    """Print a table with a row for each layer and a column for each metric."""
-    names = list(dict.fromkeys(name for _, name in cells))
-    layers = sorted({layer for layer, _ in cells})
-    rows = [[str(layer), *(cells.get((layer, name), "") for name in names)] for layer in layers]
-    print_table(["layer", *(name.replace("_", " ") for name in names)], rows, title=title)  # spaces allow wrapping
+def print_layers(columns: Mapping[str, dict[int | str, str]], title: str, *, best: int | None = None) -> None:
+    """Print a table with a row for each layer, and below them rows with names, such as baselines.
+
+    Args:
+        columns: texts of a column by layer or name, by heading.
+        title: of the table.
+        best: layer to highlight.
+    """
+    from midlayer_encoders.report.pages import layer_rows
+
+    head, *rows = layer_rows(columns)
+    print_table([[name.replace("_", " ") for name in head], *rows], title, best=str(best))
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    title: str | None = None,
-    bold: int | None = None,
-    left: Collection[str] = (),
-    sections: Collection[int] = (),
-) -> None:
+def print_table(rows: Sequence[Sequence[str]], title: str, *, best: str = "", left: Collection[str] = ()) -> None:
     """Print a table, split into several if its columns exceed the width of the terminal.
 
     Args:
-        columns: headings, which may wrap between words.
-        rows: cells; the first cell of a row is its label and appears in every part.
+        rows: headings, which may wrap between words, and cells; the first cell of a row appears in every part.
         title: title of the first part.
-        bold: index of the highlighted row.
+        best: first cell of the highlighted row.
         left: columns of text: left-aligned, and wrapped between words.
-        sections: indices of rows with a line above them.
     """
+    head, *body = rows
 
     def width(column: int) -> int:
-        cells = [Text.from_markup(row[column]).plain for row in rows]
-        words = [*columns[column].split(), *(" ".join(cells).split() if columns[column] in left else cells)]
-        return max((len(word) for word in words), default=0) + 3  # a border, and a space on each side
+        cells = [row[column] for row in body]
+        words = [*head[column].split(), *(" ".join(cells).split() if head[column] in left else cells)]
+        return max(map(len, words), default=0)
 
-    available = console().width - 1 - width(0)
-    parts: list[list[int]] = [[]]
-    for column in range(1, len(columns)):
-        if parts[-1] and sum(map(width, [*parts[-1], column])) > available:
-            parts.append([])
+    parts: list[list[int]] = [[0]]
+    for column in range(1, len(head)):
+        if len(parts[-1]) > 1 and 1 + sum(width(shown) + 3 for shown in (*parts[-1], column)) > _console().width:
+            parts.append([0])
         parts[-1].append(column)
     for number, part in enumerate(parts):
-        table = Table(title=None if number else title)
-        natural = sum(max(width(column), len(columns[column]) + 3) for column in (0, *part))
-        for column in (0, *part):
-            if (heading := columns[column]) in left:
-                table.add_column(heading, justify="left", overflow="fold")
-                continue
-            if natural >= console().width:  # rich would split words to make the columns equally wide
-                heading = "\n".join(textwrap.wrap(heading, width(column) - 3))
-            table.add_column(heading, justify="right", overflow="fold", no_wrap=column > 0)
-        for index, row in enumerate(rows):
-            if index in sections:
-                table.add_section()
-            table.add_row(row[0], *(row[column] for column in part), style="bold green" if index == bold else None)
-        console().print(table)
+        table = Table(title=None if number else Text(title))
+        for column in part:
+            justify: Any = "left" if head[column] in left else "right"
+            table.add_column(head[column], justify=justify, overflow="fold", min_width=width(column))
+        for row in body:
+            table.add_row(*(Text(row[column]) for column in part), style="bold green" if row[0] == best else None)
+        _console().print(table)
+
+
+def _console() -> Console:
+    """Return the console for human-readable output, which is silent under ``--json``."""
+    return Console(quiet=prints_json())

@@ -129,17 +129,23 @@ def layer_table(caption: str, columns: Mapping[str, Texts], best: int | None = N
         best: layer to highlight.
         width: maximum number of columns of a table; more do not fit on paper.
     """
-    keys: dict[int | str, None] = dict.fromkeys(key for texts in columns.values() for key in texts)
-    layers = sorted(key for key in keys if isinstance(key, int))
-    rows: list[int | str] = [*layers, *(key for key in keys if isinstance(key, str))]
     count = math.ceil(len(columns) / width)
     tables = Markup("")
     for place in range(count):
         headings = list(columns)[place * len(columns) // count : (place + 1) * len(columns) // count]
-        cells = [[key, *(columns[head].get(key) or "–" for head in headings)] for key in rows]
         name = f"{caption}, {place + 1} of {count}" if count > 1 else caption
-        tables += block("text_table", [["Layer", *headings], *cells], name, best)
+        tables += block("text_table", layer_rows({head: columns[head] for head in headings}), name, str(best))
     return tables
+
+
+def layer_rows(columns: Mapping[str, Texts]) -> list[list[str]]:
+    """Return the rows of a table of texts by layer, and below them by name; the headings come first."""
+    keys: dict[int | str, None] = dict.fromkeys(key for texts in columns.values() for key in texts)
+    rows: list[int | str] = [
+        *sorted(key for key in keys if isinstance(key, int)),
+        *(key for key in keys if isinstance(key, str)),
+    ]
+    return [["Layer", *columns], *([str(key), *(texts.get(key) or "–" for texts in columns.values())] for key in rows)]
 
 
 def metric_texts(layers: Iterable[int], values: Iterable[float]) -> Texts:

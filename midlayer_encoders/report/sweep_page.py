@@ -92,14 +92,14 @@ def report_html(
     if confirmed := confirmed_words(frame):
         text = "All layers were scored together, and some of them again by mteb's own evaluators."
         sections["Confirmed by mteb"] = [f"{text} {confirmed}"]
-    score_columns = _score_columns(scores, parameters, seconds, shared)
+    columns = score_columns(scores, shared, parameters, seconds)
     metric_columns = {
         f"{name} {series.label}".rstrip(): metric_texts(series.layers, series.values)
         for name, many in metrics.items()
         for series in many
     }
     sections["The numbers"] = [
-        layer_table("Points by layer", score_columns, best if several_layers else None),
+        layer_table("Points by layer", columns, best if several_layers else None),
         layer_table("Metrics by layer", metric_columns),
     ]
     model = scores.model.removeprefix("local/")
@@ -231,10 +231,14 @@ def confirmed_words(frame: pl.DataFrame) -> str:
     return f"mteb confirmed {scores} by at most {most:.2f} points ({task} at layer {layer})."
 
 
-def _score_columns(
-    scores: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float], baselines: Baselines
+def score_columns(
+    scores: Summary,
+    baselines: Baselines,
+    parameters: Mapping[int, int] | None = None,
+    seconds: Mapping[int, float] | None = None,
 ) -> dict[str, Texts]:
     """Return the costs, the average and each task by layer and baseline."""
+    parameters, seconds = parameters or {}, seconds or {}
     layers = set().union(*(task.points for task in scores.tasks))
     columns: dict[str, Texts] = {
         "Parameters, M": {layer: number(parameters[layer] / 1e6) for layer in layers & set(parameters)},

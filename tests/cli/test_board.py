@@ -9,7 +9,7 @@ import pytest
 
 from midlayer_encoders import board
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli.sweep import parse_amount
+from midlayer_encoders.cli.find import parse_amount
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import shell_path
 from tests.cli.calls import run, tables
@@ -33,9 +33,9 @@ def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path
     assert rows == [["m2", "2", "70.0", "120", "3", "9.5", "32"], ["[red]m1", "1", "60.0", "110", "2", "9.5", "32"]]
     assert "Left out: B, not in [red]m1." in output
     assert output.splitlines()[-6:] == [
-        f"The report: {shell_path(tmp_path / 'board.html')}",
         "m2 at layer 2 scores 70.0 on STS, the highest of 2 runs. Its costs: 120 parameters, 3 ms per text, 9.5 tokens "
         "per text, 32 bytes per vector.",
+        f"The report: {shell_path(tmp_path / 'board.html')}",
         "Export it: midlayer export m2 --layer 2 --out layer-2",
         "In Python:",
         "from midlayer_encoders import LayerEncoder",

@@ -1,4 +1,4 @@
-"""``--json`` prints one JSON object; tables fit 80 columns."""
+"""``--json`` prints one JSON object."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweeping
 from midlayer_encoders.cli import app, main
-from midlayer_encoders.cli._output import print_table, to_json
+from midlayer_encoders.cli._output import to_json
 from midlayer_encoders.sweeping import SweepResult
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
@@ -65,22 +65,6 @@ def test_json_of_select_export_and_embed(tiny_folder: Folder, texts: Path, tmp_p
 
 def test_nonfinite_numbers_are_null_in_json() -> None:
     assert to_json({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
-
-
-def test_wide_table_is_split_to_fit_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    names = [f"Amazon Counterfactual Classification {n}" for n in range(12)]
-    rows = [[str(layer), *(f"{layer + n / 10:.1f}" for n in range(12))] for layer in range(3)]
-    print_table(["layer", *names], rows, title="Every layer", bold=1, sections=[2])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("Every layer" in line for line in lines) == 1
-    cells = [line.strip("│ ").split() for line in lines if line.startswith("│") and line.strip("│ ")[:1] in "012"]
-    for layer in range(3):
-        values = [cell for row in cells if row[0] == str(layer) for cell in row[1:] if cell != "│"]
-        assert values == rows[layer][1:]  # no number is split or lost
 
 
 def test_token_is_in_no_error_and_no_file(

@@ -110,7 +110,7 @@ def check_printed(output: str, frame: pl.DataFrame) -> None:
         subset, names = names[: len(head) - 1], names[len(head) - 1 :]
         assert [int(row[0]) for row in rows] == layers
         for row in rows:
-            expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "" for name in subset]
+            expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "–" for name in subset]
             assert row[1:] == expected
 
 
@@ -241,7 +241,7 @@ def test_every_option_of_select_reaches_the_selection(check_each: bool, tiny_fol
             [rule, "" if layer is None else str(layer)] for rule, layer in result.select("rule", "layer").iter_rows()
         ]
         assert f"Layer {selected['layer']} of 4 of {Path(folder).name}, " in output
-        assert f"by rule {selected['rule']}" in " ".join(output.split())
+        assert f", by {selected['rule']}: " in " ".join(output.split())
         saved = [
             flag for flag in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if flag in shell
         ]

@@ -120,7 +120,7 @@ CASES = {
         {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
          "resamples": 4, "seed": 3, "out": "o"},
         ["a", "b", "c"],
-        {"texts": TITLES[:11], "layers": [1, -1], "metrics": ("lidar", "dime"), "views": 3, "seed": 3,
+        {"texts": TITLES[:11], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
          "intervals": {"resamples": 4}, "dataset": "rows", "out": Path("o"), "norm": "none", **ENCODER},
     ),
     "progression": Case(

@@ -14,14 +14,14 @@ from tests.cli.calls import run
 from tests.tiny_folders import TEXTS, Folder
 
 WITHOUT_EFFECT = {
-    "probe --data . --pooling last": "`--pooling` must be left out with `--kind attentive`, which pools the tokens by",
-    "probe --data . --truncate-dim 8": "`--truncate-dim` must be left out with `--kind attentive`",
-    "probe --data . --kind linear --keep-gb 4": "`--keep-gb` must be left out with `--kind linear`, which reads one",
+    "probe --data . --pooling last": "`pooling` has no effect with --kind attentive, which pools the tokens by itself",
+    "probe --data . --truncate-dim 8": "`truncate_dim` has no effect with --kind attentive",
+    "probe --data . --kind linear --keep-gb 2": "`keep_gb` has no effect with --kind linear, which reads one",
     "sweep --tasks builtin --dims 8,x": "`--dims` must be numbers separated by commas, but got '8,x'",
     "export --layer 1 --for onnx --precision int8": "`--precision` cannot be combined with --for onnx",
-    "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
-    "metrics --images . --text-column text": "`--text-column` must be left out for images: it applies to texts",
-    "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",
+    "metrics --texts lines.txt --skip-bad": "`skip_bad` has no effect for texts",
+    "metrics --images . --text-column text": "`text_column` has no effect for images: it applies to texts",
+    "metrics --audio . --wikitext": "`wikitext` has no effect for audio: it applies to texts",
 }
 
 
@@ -149,7 +149,7 @@ REFUSED_EARLY = {
     "compare a b --texts texts.txt --resamples 1": "`resamples` must be",
     "progression a --texts texts.txt --metrics entropyy": "Did you mean 'prompt_entropy'",
     "progression a --texts texts.txt --executor-option a=1": "`--executor-option` needs `--executor`",
-    "probe built-in --data nowhere": "does not exist",
+    "probe built-in --data nowhere": "There is no file 'nowhere'",
     "probe built-in --data faulty.csv": "line 2: `text` must be",
     "probe built-in --data tasks.csv --epochs 0": "`epochs` must be",
     "embed built-in --texts texts.txt --out v.csv": "`out` must end in",

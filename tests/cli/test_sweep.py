@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import sweep
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.labels import interval_words
+from midlayer_encoders.report.labels import interval_words, number
 from midlayer_encoders.sweeping import SweepResult, SweepSettings, layer_sweep, sweeps
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.request import Sweep
@@ -54,14 +54,15 @@ def check_table(output: str, result: SweepResult) -> None:
     layers = sorted(set(scores["layer"]))
     ((head, *rows),) = tables(output)
     labels = [name.split("-")[0] for name in names]
-    several = slice(None if len(names) > 1 else -1)  # the mean of one task has no column
-    assert [re.sub("-[0-9a-f]+$", "", word) for word in head] == ["layer", *labels, "mean"][several]
+    several = len(names) > 1  # the average of one task has no column
+    assert [re.sub("-[0-9a-f]+$", "", word) for word in head] == ["Layer", *(["Average"] if several else []), *labels]
     means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
-    for row, layer in zip(rows, layers, strict=False):
-        assert row == [str(layer), *(f"{points[layer, name]:.1f}" for name in names), f"{means[layer]:.1f}"][several]
     saved = [100 * result.notes.baselines["TF-IDF"][name] for name in names]
-    expected_row = ["TF-IDF", *(f"{value:.1f}" for value in saved), f"{sum(saved) / len(saved):.1f}"]
-    assert rows[len(layers) :] == [expected_row[several]]
+    expected = {str(layer): [means[layer], *(points[layer, name] for name in names)] for layer in layers}
+    expected["TF-IDF"] = [sum(saved) / len(saved), *saved]
+    assert rows == [
+        [label, *(number(value) for value in values[0 if several else 1 :])] for label, values in expected.items()
+    ]
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
     subject = labels[0] if len(names) == 1 else f"average over {len(names)} tasks"
@@ -160,11 +161,11 @@ def test_table_with_gaps_ties_and_failures(
     output = sweep_output(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
     ((_, *rows),) = tables(output)
     assert rows == [
-        ["0", "10.0", "30.0", "20.0"],
-        ["1", "50.0", "30.0", "40.0"],
+        ["0", "20.0", "10.0", "30.0"],
+        ["1", "40.0", "50.0", "30.0"],
         ["2", "40.0", "40.0", "40.0"],
-        ["3", "90.0", "", ""],
-        ["4", "20.0", "50.0", "35.0"],
+        ["3", "–", "90.0", "–"],
+        ["4", "35.0", "20.0", "50.0"],
     ]
     assert "C failed, layer 1: no data" in output
     page = (tmp_path / "report.html").read_text()
@@ -179,7 +180,7 @@ def test_two_tasks_with_the_same_name_keep_their_digests(
 ) -> None:
     result = save_sweep(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
     ((head, *_),) = tables(sweep_output(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch))
-    assert head == ["layer", "mine-0123abcd", "mine-4567cdef", "mean"]
+    assert head == ["Layer", "Average", "mine-0123abcd", "mine-4567cdef"]
 
 
 @pytest.mark.long

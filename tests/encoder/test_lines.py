@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli.select import encoder_lines
+from midlayer_encoders.cli.find import encoder_lines
 from midlayer_encoders.encoder.options import python_line, shell_line
 from midlayer_encoders.extras.export import serving_line
 from tests.tiny_folders import TEXTS, Folder

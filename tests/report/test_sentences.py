@@ -9,13 +9,12 @@ import typer
 from typer.testing import CliRunner
 
 from midlayer_encoders import EncoderOptions
-from midlayer_encoders.cli import _arguments, inside, sweep
+from midlayer_encoders.cli import _arguments, find
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
-from midlayer_encoders.sweeping.request import Sweep
 from tests.report.made_frames import rows_frame
 
 
@@ -51,11 +50,8 @@ def test_sweep_without_scores_names_what_to_do(tmp_path: Path) -> None:
     lines = {}
     for name, rows in (("metrics", [metric]), ("scores", [score])):
         result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}), num_kept=1)
-        lines[name] = printed(sweep.print_sweep, result, Sweep("my model", ["my texts.txt"]))
-    assert lines["metrics"][-1] == (
-        "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
-        "'my texts.txt'"
-    )
+        lines[name] = printed(find.print_sweep, result)
+    assert "Nothing was scored. `midlayer select` chooses a layer without labels." in lines["metrics"]
     assert "1 of 1 scores were there from an earlier run." in lines["scores"]
     assert lines["scores"][-3:] == [
         "In Python:",
@@ -70,7 +66,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
     ]
     notes = Notes("t", "m", {}, baselines={"TF-IDF": {"A": 0.125}})
     result = SweepResult(rows_frame(rows), tmp_path, notes)
-    assert sweep.result_values(result) == {
+    assert find.result_values(result) == {
         "verdict": ["No layer scores more than the last layer: 62.5 on average over 2 tasks."], "baseline_gains": {},
         "model": "m", "revision": "r", "num_layers": 2, "best_layer": 2, "best": 62.5, "last": 62.5,
         "layers": {1: 50.0, 2: 62.5}, "gain": 0.0, "interval": None,
@@ -79,25 +75,9 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
         "baselines": {"TF-IDF": {"A": 12.5}},
     }  # fmt: skip
     recipes = SweepResult.of({"plain": result}, tmp_path)
-    assert sweep.result_values(recipes)["recipe"] == "plain"
+    assert find.result_values(recipes)["recipe"] == "plain"
     unscored = SweepResult(rows_frame([]), tmp_path, notes)
-    assert sweep.result_values(unscored) == {"model": "m", "best_layer": None}
-
-
-@pytest.mark.parametrize(
-    ("difference", "low", "high", "cell"),
-    [
-        (1.2345, 0.5, 2.0, "+1.23"),
-        (-1.2345, -2.0, -0.5, "-1.23"),
-        (0.5, 0.0, 1.0, "[dim](+0.5)[/]"),
-        (-0.5, -1.0, 0.0, "[dim](-0.5)[/]"),
-        (0.0, 0.0, 0.0, "[dim](0)[/]"),
-    ],
-)
-def test_differences_whose_interval_contains_zero_are_dim(
-    difference: float, low: float, high: float, cell: str
-) -> None:
-    assert inside._cell({"difference": difference, "low": low, "high": high}) == cell
+    assert find.result_values(unscored) == {"model": "m", "best_layer": None}
 
 
 def test_recipe_beside_recipes_is_named() -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.cli.sweep import print_sweep, result_values
+from midlayer_encoders.cli.find import print_sweep, result_values
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Curve, Gain, Summary
 from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.sweep_page import verdict
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.request import Sweep
 from tests.report.made_runs import make_sweep
 from tests.report.test_sentences import printed
 
@@ -37,7 +36,7 @@ def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(tmp_path: Pa
     assert layer.startswith("Layer 1 of 2 scores 80.7 on tickets, 5.7 points more than the last layer (75.0), 95 % ")
     assert tfidf == "TF-IDF scores 50.0, 30.7 points less (no interval: tickets was not resampled)."
     sentences = " ".join([first, layer, tfidf, hint])
-    lines = printed(print_sweep, result, Sweep("m", ["tickets.csv"]))
+    lines = printed(print_sweep, result)
     assert sentences in " ".join(lines)
     assert any(line.startswith("Export layer 1: midlayer export m --layer 1 ") for line in lines)
     assert sentences in result.html().replace("\N{NO-BREAK SPACE}", " ")

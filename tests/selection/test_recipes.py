@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from midlayer_encoders import LayerEncoder, Recipe, select_layer
-from midlayer_encoders.cli.select import selection_html
+from midlayer_encoders.cli.find import selection_html
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.label_accuracy import class_numbers, ridge_correct
 from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
@@ -237,7 +237,7 @@ def test_page_of_a_selection_has_tokens_with_three_digits(causal_folder: str) ->
     selection = select(LayerEncoder(causal_folder, -1, device="cpu"), TEXTS)
     cells = selection_html(selection, {}).replace("\N{NO-BREAK SPACE}", " ")
     for tokens in selection.to_frame()["tokens"]:
-        assert f"tokens {tokens:.3g}" in cells
+        assert f"<td>{tokens:.3g}</td>" in cells
 
 
 @pytest.mark.parametrize("rule", ["auto", "last"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder, board
-from midlayer_encoders.cli import sweep as command
+from midlayer_encoders.cli import find
 from midlayer_encoders.sweeping import SweepResult, task_scoring
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
@@ -45,7 +45,7 @@ def twelve(encoder: LayerEncoder, tmp_path_factory: pytest.TempPathFactory) -> t
 def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[SweepResult], str]:
     def text(result: SweepResult) -> str:
         capsys.readouterr()
-        command._print_scores(result)
+        find.print_sweep(result)
         return " ".join(capsys.readouterr().out.split())
 
     return text
