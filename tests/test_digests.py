@@ -50,9 +50,8 @@ ROOMS = ("midlayer_encoders", "callbacks", "benchmarks/paper")
 HASHES = {"blake2b", "sha256", "sha1", "md5", "crc32", "adler32", "file_digest", "content_digest", "_digest"}
 COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/description.py": "tests/encoder/test_keys.py",
-    "midlayer_encoders/encoder/files_digest.py": "tests/encoder/test_files_digest.py",
+    "midlayer_encoders/encoder/digests.py": "tests/encoder/test_files_digest.py",
     "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
-    "midlayer_encoders/encoder/weights_digest.py": "tests/encoder/test_weights_digest.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
     "midlayer_encoders/extras/scaling/blocks.py": "tests/scaling/test_vectors.py",
     "midlayer_encoders/extras/scaling/vector_units.py": "tests/scaling/test_vectors.py",

@@ -142,7 +142,6 @@ NOT_RAISED = {
 HARMLESS = {
     "midlayer_encoders/errors.py:short_repr",
     "midlayer_encoders/encoder/description.py:_text",
-    "midlayer_encoders/encoder/spec.py:_changed_settings",
     "midlayer_encoders/extras/kernels/fused_blocks.py:_is_rms_norm",
     "midlayer_encoders/extras/kernels/fused_blocks.py:_agrees",
     "midlayer_encoders/sweeping/layer_sweep.py:plan",  # the task is scored without a plan, and then named

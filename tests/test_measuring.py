@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder import spec
-from midlayer_encoders.encoder.weights_digest import weights_digest
+from midlayer_encoders.encoder.digests import weights_digest
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.metrics import (

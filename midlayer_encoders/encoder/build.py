@@ -11,13 +11,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
 from midlayer_encoders._types import LayerArgument
-from midlayer_encoders.encoder import prompting, verification
-from midlayer_encoders.encoder.bidirectional import turn_mask_off
+from midlayer_encoders.encoder import probes, prompting, verification
 from midlayer_encoders.encoder.description import Description
-from midlayer_encoders.encoder.files_digest import files_digest
-from midlayer_encoders.encoder.first_module import UncutTransformer, states_width, transformer_module
-from midlayer_encoders.encoder.inputs import probe_features, supported_media
+from midlayer_encoders.encoder.digests import files_digest
+from midlayer_encoders.encoder.first_module import UncutTransformer, states_width, transformer_module, turn_mask_off
+from midlayer_encoders.encoder.inputs import supported_media
 from midlayer_encoders.encoder.options import EncoderOptions, make_options
+from midlayer_encoders.encoder.probes import probe_features, token_states
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.spec import CardData, base_name
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary
@@ -26,6 +26,7 @@ from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, Location, local_folder, module_folder
 from midlayer_encoders.models.load import ModelFiles, open_model
 from midlayer_encoders.recipes import Recipe, recipe_of
+from midlayer_encoders.token_selector import TokenSelector
 
 
 def encoder_name(model: str, options: EncoderOptions) -> str:
@@ -68,7 +69,8 @@ def build_from_files(encoder: Any, model: str, layer: LayerArgument, options: En
             loaded, cut = encoder.load_towers(files, layer, options)
             first = _first_module(files, loaded, cut, options, saved)
         else:
-            first, cut, anatomy = _load_stack(files, model, layer, options, saved, towers.get(options.tower or ""))
+            part = towers.get(options.tower or "")
+            first, cut, anatomy = _load_stack(files, model, layer, options, saved, part)
     assemble(encoder, model, first, cut, anatomy, options, saved)
     encoder.files = files_digest(local_folder(location), code=options.trust_remote_code)
     encoder.loaded = Description(encoder).parts()
@@ -95,25 +97,27 @@ def _load_stack(
     files: ModelFiles, model: str, layer: LayerArgument, options: EncoderOptions, saved: SavedFolder, part: str | None
 ) -> tuple[Any, Cut, Anatomy]:
     """Load one stack of blocks, cut at a layer, or read by hooks if the cut would change its states; verify both."""
-    try:
+
+    def load(*, whole: bool) -> tuple[Any, Cut, Anatomy]:
         with _named_errors(model, layer, options):
-            loaded, cut = files.load_cut(layer, options.norm, part=part)
-            first = _first_module(files, loaded, cut, options, saved)
-            return first, cut, verification.check_states(first, cut, *probe_features(first))
-    except CutError as error:
-        refusal = error
-    try:
-        with _named_errors(model, layer, options):
-            loaded, cut = files.load_cut(layer, options.norm, part=part, whole=True)
+            loaded, cut = files.load_cut(layer, options.norm, part=part, whole=whole)
             first = _first_module(files, loaded, cut, options, saved)
             alone, padded = probe_features(first)
+            if not whole:
+                return first, cut, verification.check_states(first, cut, alone, padded)
             anatomy, hooked = verification.check_uncut(first, cut, alone)
             first.__class__ = UncutTransformer
             first.anatomy, first.layer, first.norm, first.bypass = anatomy, cut.layer, options.norm, not hooked
-            verification.check_padding(first, alone, padded)
+            verification.check_padding(first, token_states(first, alone), padded)
             return first, cut, anatomy
-    except MidlayerError:
-        raise refusal from refusal.__cause__
+
+    try:
+        return load(whole=False)
+    except CutError as refusal:
+        try:
+            return load(whole=True)
+        except MidlayerError:
+            raise refusal from refusal.__cause__
 
 
 def _first_module(files: ModelFiles, loaded: Any, cut: Cut, options: EncoderOptions, saved: SavedFolder) -> Any:
@@ -124,9 +128,9 @@ def _first_module(files: ModelFiles, loaded: Any, cut: Cut, options: EncoderOpti
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:
     """Return the keywords of the model's ``from_pretrained``: from the options, or else the folder."""
     values = saved.keywords("model_kwargs") | dict(options.model_kwargs or {})
-    dtype = values.pop("torch_dtype", None) or values.pop("dtype", None)
+    values["dtype"] = values.pop("torch_dtype", None) or values.pop("dtype", None)
     names = ("dtype", "device_map", "attn_implementation", "quantization")
-    values |= {"dtype": dtype} | {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    values |= {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if isinstance(values["dtype"], str) and values["dtype"] != "auto":
         values["dtype"] = getattr(torch, values["dtype"].removeprefix("torch."))
     if {"quantization", "quantization_config"} & values.keys():  # bitsandbytes quantizes on the device
@@ -145,20 +149,17 @@ def assemble(
 ) -> None:
     """Initialize the encoder from its first module, and check it."""
     name = options.shown_name(source)
-    counting = prompting.apply_template(first, options, name)
     if "text" not in supported_media(first.modalities):
         saved = replace(saved, prompts={}, default_prompt_name=None)
     if not saved.trained:
         options = replace(options, dense=None)
-    prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
     complete = cut.layer == cut.anatomy.num_layers and encoder.tower_layers == encoder.tower_depths
     last_layer = complete and (options.norm == "final" or not cut.anatomy.final)
-    width = states_width(first, anatomy, options.norm)
-    later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not cut.heads)
-    modules = [first, *prompting.pool_spans(later, counting.placed, options.join)]
+    counting, later = _pooling(first, anatomy, options, saved, name, last_layer=last_layer, pools=not cut.heads)
+    prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
     SentenceTransformer.__init__(
         encoder,
-        modules=modules,
+        modules=[first, *later],
         device=options.device,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
@@ -175,9 +176,8 @@ def assemble(
     encoder.options = options
     encoder.layer = cut.layer
     encoder.num_layers = cut.anatomy.num_layers
-    encoder.has_heads = cut.heads
     encoder.norm = options.norm
-    encoder.pooling = cast(Any, "head" if cut.heads else pooling_name(modules[1:]))
+    encoder.pooling = cast(Any, "head" if cut.heads else pooling_name(later))
     encoder.saved = saved
     encoder.max_pixels = options.max_pixels
     encoder.counting = counting
@@ -186,22 +186,45 @@ def assemble(
     if options.bidirectional and not cut.heads:
         if getattr(first, "bypass", False):
             raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
-        turn_mask_off(encoder[0], cut, encoder.name)
+        turn_mask_off(first, cut, name)
         if not encoder.in_memory:
-            verification.check_padding(encoder[0], *probe_features(encoder[0]))
+            alone, padded = probe_features(first)
+            verification.check_padding(first, token_states(first, alone), padded)
     encoder.eval()
-    encoder.makes_one_size = "image" not in encoder.media or verification.makes_one_size(first)
+    encoder.makes_one_size = "image" not in encoder.media or probes.makes_one_size(first)
     if not cut.heads and ("audio" in encoder.media or suffers_from_padding(first.model)):
-        verification.check_batches(encoder)
-    if encoder.spans is not None:
-        verification.check_is_causal(first, probe_features(first)[0], encoder.spans, encoder.name)
+        probes.check_batches(encoder)
     with encoder.truncate_embeddings(None):
         dimension = encoder.get_embedding_dimension()
         size = options.truncate_dim
         if size is not None and dimension is not None and size > dimension:
             raise OptionError(f"`truncate_dim` must be at most {dimension} for {encoder.name}, but got {size}.")
-        for module in prompting.modules_after_pooling(encoder, options):
-            encoder.append(module.to(device=encoder.device, dtype=encoder.dtype))
+        _append_modules(encoder)
+
+
+def _pooling(
+    first: Any,
+    anatomy: Anatomy | None,
+    options: EncoderOptions,
+    saved: SavedFolder,
+    name: str,
+    *,
+    last_layer: bool = True,
+    pools: bool = True,
+) -> tuple[TokenSelector, list[Any]]:
+    """Return the selection of the pooled tokens and the modules after the first one, which takes the template."""
+    counting = prompting.apply_template(first, options, name)
+    width = states_width(first, anatomy, options.norm)
+    later = later_modules(saved, width, options, name, last_layer=last_layer, pools=pools)
+    return counting, prompting.pool_spans(later, counting.placed, options.join)
+
+
+def _append_modules(encoder: Any) -> None:
+    """Append the modules that the options add after the pooling."""
+    if encoder.spans is not None:
+        probes.check_is_causal(encoder[0], probe_features(encoder[0])[0], encoder.spans, encoder.name)
+    for module in prompting.modules_after_pooling(encoder, encoder.options):
+        encoder.append(module.to(device=encoder.device, dtype=encoder.dtype))
 
 
 def build_with_recipe(source: Any, recipe: Recipe | str) -> Any:
@@ -209,26 +232,16 @@ def build_with_recipe(source: Any, recipe: Recipe | str) -> Any:
     has_maps = not set(source.after_pooling) <= {"Normalize"}
     if source.options.template is not None or has_maps or source.in_memory:
         raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {source.name}.")
-    before_vectors = recipe_of("recipe", recipe).before_vectors()
-    options = make_options({**source.options.changed(), "recipe": before_vectors})
+    options = make_options({**source.options.changed(), "recipe": recipe_of("recipe", recipe).before_vectors()})
     options.check_for_media(source.media, source.name)
     encoder = copy.copy(source)
     encoder.warned = set(source.warned)
-    first: Any = copy.copy(source[0])
-    first._modules = dict(first._modules)
-    if first.processor is not first.tokenizer:
-        first.processor = copy.copy(first.processor)
+    first = prompting.copy_first_module(source)
     encoder.options = options
-    encoder.counting = prompting.apply_template(first, options, source.name)
-    width = states_width(first, source.stack, options.norm)
-    later = later_modules(source.saved, width, options, source.name, last_layer=True)
-    later = prompting.pool_spans(later, encoder.counting.placed, options.join)
+    encoder.counting, later = _pooling(first, source.stack, options, source.saved, source.name)
     vars(encoder)["pooling"] = pooling_name(later)
     encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
-    if encoder.spans is not None:
-        verification.check_is_causal(first, probe_features(first)[0], encoder.spans, source.name)
-    for module in prompting.modules_after_pooling(encoder, options):
-        encoder.append(module)
+    _append_modules(encoder)
     prompts, encoder.default_prompt_name = prompting.resolve_prompts(options, source.saved)
     encoder.prompts = {"query": "", "document": "", **(prompts or {})}
     encoder.model_card_data = copy.copy(source.model_card_data)

@@ -91,16 +91,15 @@ def _apply_choice(
         )
     keywords: dict[str, Any] = {**(choice.options or {}), **choice.keywords}
     layer = keywords.pop("layer")
-    chosen = make_options(keywords)
-    requested = make_options({**keywords, **options})
-    name = encoder_name(model, requested)
-    if Path(name).name.lower() != Path(choice.model).name.lower():
+    chosen, requested = make_options(keywords), make_options({**keywords, **options})
+    names = [Path(name).name.lower() for name in (encoder_name(model, requested), choice.model)]
+    if names[0] != names[1]:
         raise OptionError(
             f"`layer` must be chosen for {requested.shown_name(model)}, but it was chosen for "
             f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
-    fixed = tuple(chosen.changed()) if choice.options is None else option_names("reading", "model")
+    fixed = chosen.changed() if choice.options is None else option_names("reading", "model")
     settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options if name in fixed}
     settings["revision"] = choice.revision, requested.revision or "default"
     for name, (expected, value) in settings.items():
@@ -155,13 +154,12 @@ def _select_by(
     # The recipe's fields are among the options; modules after the pooling depend on the layer.
     complete = complete_encoder(encoder_class, model, {**options.changed(), "recipe": None, "center": None})
     selection = select(complete, texts, labels, rule=rule, recipes=recipes)
-    keywords = dict(selection.keywords)
-    del keywords["layer"]
-    keywords |= {"center": own} if (own := options.center) is not None else {}
     # The last layer by default is the model as it was saved; other choices compare layers without these modules.
     is_default = rule == AUTO and labels is None and selection.layer == complete.num_layers
-    dense = options.dense if is_default else complete.options.dense
-    options = make_options({**options.changed(), "dense": dense, **keywords})
+    keywords = {**options.changed(), "dense": options.dense if is_default else complete.options.dense}
+    keywords |= {name: value for name, value in selection.keywords.items() if name != "layer"}
+    keywords |= {"center": options.center} if options.center is not None else {}
+    options = make_options(keywords)
     return with_encoder(encoder_class, selection, model, options), options
 
 

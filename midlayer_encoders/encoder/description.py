@@ -8,18 +8,18 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, ProcessorMixin
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedTokenizerBase, ProcessorMixin
 
 from midlayer_encoders._types import content_digest
-from midlayer_encoders.encoder.files_digest import COPIED
-from midlayer_encoders.encoder.weights_digest import tensor_checksum, weights_digest
-from midlayer_encoders.models.transformers_internals import is_recording_hook
+from midlayer_encoders.encoder.digests import COPIED, read_settings, tensor_checksum, weights_digest
+from midlayer_encoders.models.transformers_internals import is_recording_hook, is_remote
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Compilation sets the last three; `_compile_kwargs` is from Lightning, which wraps `torch.compile`.
@@ -30,6 +30,7 @@ _STATE = re.compile(
     r"|hf_device_map|_old_forward|_installed$|^deprecation_"
 )
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
+_METHODS = (FunctionType, property, classmethod, staticmethod)
 _VALUES = (bool, int, float, str, list, tuple, dict, set, frozenset, np.ndarray, Tensor, *_FUNCTIONS)
 
 
@@ -49,14 +50,26 @@ class Description:
         self._seen = dict(self._modules)
 
     def parts(self) -> dict[str, str]:
-        """Return a digest of the code, settings and hooks of each module and processor, by its path.
+        """Return a digest of the code, settings and hooks of each module, config and processor, by its path.
 
         Modules are described, not identified by their vectors of a probe: a probe does not reach every path (such as a
         window longer than its input), and its digits change with the device and the number of threads.
         """
         parts = {path: self._module(module) for path, module in self._encoder.named_modules()}
-        parts |= {f"processor {number}": self._settings(each) for number, each in enumerate(processors(self._encoder))}
+        parts |= {f"processor {number}": self.processor(each) for number, each in enumerate(processors(self._encoder))}
+        parts["config"] = self._config(getattr(self._encoder.transformer, "config", None))
         return {path: content_digest(json.dumps(part, sort_keys=True)) for path, part in parts.items()}
+
+    def processor(self, processor: Any) -> Any:
+        """Describe a tokenizer, a processor of images or audio, a processor that holds several, or a function."""
+        saved: Any = None if isinstance(processor, PreTrainedTokenizerBase) else getattr(processor, "to_dict", dict)()
+        return [self._settings(processor), self(saved), self(_vocabulary(processor))]
+
+    def _config(self, config: Any) -> Any:
+        if not hasattr(config, "to_dict"):
+            return self(config)
+        settings = config.to_dict() if is_remote(config) else read_settings(config.to_dict())
+        return [self(type(config)), self(settings)]
 
     def code(self) -> Any:
         """Describe own classes of the modules, the config and the processors, and own functions in installed ones."""
@@ -131,6 +144,10 @@ class Description:
                 return self._variables(vars(value))
             case MethodType():
                 return [self(value.__func__), self(value.__self__)]
+            case property():
+                return self(value.fget)
+            case classmethod() | staticmethod():
+                return self(value.__func__)
             case Tokenizer():
                 state = value.to_str()
                 return content_digest(state[state.index('"added_tokens":') :], 16)  # after the padding of the last call
@@ -156,18 +173,18 @@ class Description:
                 name: value.__globals__[name] for name in _global_names(value.__code__) if name in value.__globals__
             }
             variables = (value.__kwdefaults__ or {}, inspect.getclosurevars(value).nonlocals, used)
-            return [name, _source(code), self(value.__defaults__), *map(self._variables, variables)]
+            return [name, _instructions(code.__code__), self(value.__defaults__), *map(self._variables, variables)]
         if isinstance(value, type):
-            entries = {name: getattr(entry, "fget", entry) for name, entry in vars(value).items()}
-            entries = {name: getattr(entry, "__func__", entry) for name, entry in entries.items()}
             used = {
                 name: entry
-                for name, entry in entries.items()
-                if isinstance(entry, FunctionType) or (isinstance(entry, _VALUES) and not name.startswith("__"))
+                for name, entry in vars(value).items()
+                if isinstance(entry, _METHODS) or (isinstance(entry, _VALUES) and not name.startswith("__"))
             }
-            return [name, _source(code), self(value.__bases__), self._variables(used)]
-        if code is value:
-            return [name, _source(code)]
+            return [name, self(value.__bases__), self._variables(used)]
+        if isinstance(value, ModuleType):
+            return [name, inspect.getsource(value) if getattr(value, "__file__", None) else ""]
+        if code is value:  # a function in C
+            return name
         state = _state(value)
         return [self(code), self._variables(state) if isinstance(state, dict) else self(state)]
 
@@ -177,6 +194,16 @@ def processors(encoder: Any) -> list[Any]:
     processor = encoder[0].processor
     inside = processor.get_attributes() if isinstance(processor, ProcessorMixin) else []
     return [processor, *(getattr(processor, name) for name in inside)]
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    """Return the vocabulary of a tokenizer, and all steps from a text to its tokens."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or hasattr(tokenizer, "backend_tokenizer"):
+        return getattr(tokenizer, "backend_tokenizer", None)
+    with TemporaryDirectory() as folder:
+        files = sorted(map(Path, tokenizer.save_vocabulary(folder, filename_prefix=None)))
+        contents = [content_digest(path.read_bytes(), 16) for path in files]
+    return [contents, str(tokenizer.added_tokens_decoder)]
 
 
 def _is_installed(code: Any) -> bool:
@@ -215,15 +242,3 @@ def _instructions(code: Any) -> Any:
     if not isinstance(code, CodeType):
         return _text(code)
     return [code.co_code.hex(), str(code.co_names), [_instructions(constant) for constant in code.co_consts]]
-
-
-def _source(code: Any) -> Any:
-    """Return the source of a class, function or module; of a model's own code all files, which import each other."""
-    file = getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
-    if file is not None and code.__module__.startswith("transformers_modules."):
-        return [path.read_text(encoding="utf8") for path in sorted(Path(file).parent.glob("*.py"))]
-    body = getattr(code, "__code__", None)  # a class is described by its functions
-    try:
-        return _instructions(body) if code.__name__ == "<lambda>" else inspect.getsource(code)  # lambdas share lines
-    except (OSError, TypeError):  # typed at a prompt
-        return body and _instructions(body)

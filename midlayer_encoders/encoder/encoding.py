@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,10 +39,7 @@ logger = logging.getLogger(__name__)
 #: Features of a batch that only sentence-transformers uses.
 NOT_MODEL_INPUTS = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
-Prepare: TypeAlias = Callable[[list[Any]], dict[str, Any]]
-Batches: TypeAlias = Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None]
-
-_running: ContextVar[_BatchesAhead | None] = ContextVar("_running", default=None)  # the `encode` of this thread
+_prefetch: ContextVar[BatchPrefetch | None] = ContextVar("_prefetch", default=None)  # of this thread's `encode`
 
 
 def as_list(inputs: Any) -> list[Any]:
@@ -54,11 +51,6 @@ def as_list(inputs: Any) -> list[Any]:
 
 def encode(encoder: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return embeddings as ``SentenceTransformer.encode`` does, with these arguments; see ``LayerEncoder.encode``."""
-    if (layer := kwargs.get("layer")) is not None:
-        raise OptionError(
-            f"`layer` must be given to the encoder: LayerEncoder(model, layer={layer!r}), or to "
-            f"encode_layers(inputs, layers=[{layer!r}])."
-        )
     single = encoder.is_singular_input(inputs)
     inputs = inputs if single else as_list(inputs)
     items = [inputs] if single else inputs
@@ -70,10 +62,10 @@ def encode(encoder: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, A
     for device in devices if isinstance(devices, list | tuple) else [devices]:
         check_device(None if device is None else device_name("device", device))
     try:
-        media = encoder.media
         for item in items if not is_for_tokenizer(encoder, items) else ():
-            prepare.split_medium(item, media, model=encoder.name)
-        with preparing_ahead(encoder, items, beside=encoder.device.type == "cuda"):
+            prepare.split_medium(item, encoder.media, model=encoder.name)
+        prefetch = BatchPrefetch(encoder, items, in_background=encoder.device.type == "cuda")
+        with prefetch.running():
             embeddings = SentenceTransformer.encode(*call.args, **call.kwargs)
     except InputError as reason:  # `encode` reorders inputs: find the caller's position
         position = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
@@ -97,7 +89,7 @@ def read_vectors(
 
 
 def preprocess(encoder: Any, inputs: list[Any], prompt: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the features of a batch, prepared ahead of time inside :func:`preparing_ahead`."""
+    """Return the features of a batch, which a call of ``encode`` may have prepared ahead of time."""
 
     def prepare_batch(batch: list[Any]) -> dict[str, Any]:
         read: Sequence[Any] = batch
@@ -109,10 +101,10 @@ def preprocess(encoder: Any, inputs: list[Any], prompt: str | None, kwargs: dict
         with turn(_preparer(encoder)):
             return _preprocess_texts(encoder, read, prompt, **kwargs)
 
-    running = _running.get()
-    if running is None or running.encoder is not encoder:
+    prefetch = _prefetch.get()
+    if prefetch is None or prefetch.encoder is not encoder:
         return prepare_batch(inputs)
-    return running.take(inputs, (prompt, kwargs), prompt, prepare_batch)
+    return prefetch.take(inputs, (prompt, kwargs), prepare_batch)
 
 
 def prompt_text(encoder: Any, prompt_name: str | None, prompt: str | None, inputs: Sequence[Any]) -> str:
@@ -143,11 +135,10 @@ def _preparer(encoder: Any) -> Any:
 def _preprocess_media(encoder: Any, read: Sequence[Any], inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
     """Return the features of inputs that were read; errors refer to the original ``inputs``."""
     model = encoder.transformer
-    if "audio" in encoder.media and hasattr(model, "config"):
-        truncated = prepare.check_lengths(read, inputs, model, encoder.processor)
-        if truncated and "truncation" not in encoder.warned:
-            message = "Audio is longer than the window of %s and is truncated; reported once."
-            _warn_once(encoder, "truncation", message, encoder.name)
+    is_audio = "audio" in encoder.media and hasattr(model, "config")
+    if is_audio and prepare.check_lengths(read, inputs, model, encoder.processor):
+        message = "Audio is longer than the window of %s and is truncated; reported once."
+        _warn_once(encoder, "truncation", message, encoder.name)
     if not encoder.makes_one_size:
         prepare.check_sizes(read, inputs, encoder.name)
     if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
@@ -169,12 +160,13 @@ def _preprocess_texts(encoder: Any, inputs: Sequence[Any], prompt: str | None, *
         encoder.tokenizer.padding_side = "right"  # which leaves positions unchanged
     features = SentenceTransformer.preprocess(encoder, inputs, prompt=prompt, **kwargs)
     _check_ids(encoder, features.get("input_ids"))
-    if "truncation" not in encoder.warned:
-        _warn_truncation(encoder, inputs, features, prompt)
+    _warn_truncation(encoder, inputs, features, prompt)
     if "unknown" not in encoder.warned:
         _warn_unknown(encoder, inputs, features)
-    if encoder.spans is not None and "empty" not in encoder.warned:
-        _warn_empty(encoder, features)
+    placed = encoder.counting.placed
+    if placed.question and bool((features["attention_mask"].sum(dim=1) <= placed.added).any()):
+        message = "An empty text has no copies: its vector is that of the end of its prompt; reported once."
+        _warn_once(encoder, "empty", message)
     return features
 
 
@@ -195,14 +187,14 @@ def _check_ids(encoder: Any, ids: Tensor | None) -> None:
 
 
 def _warn_once(encoder: Any, topic: str, message: str, *values: Any) -> None:
-    encoder.warned.add(topic)
-    logger.warning(message, *values)
+    if topic not in encoder.warned:
+        encoder.warned.add(topic)
+        logger.warning(message, *values)
 
 
 def _warn_truncation(encoder: Any, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
-    limit = encoder.max_seq_length
-    mask = features.get("attention_mask")
-    if limit is None or mask is None or mask.ndim != 2 or encoder.tokenizer is None:
+    limit, mask, tokenizer = encoder.max_seq_length, features.get("attention_mask"), encoder.tokenizer
+    if limit is None or mask is None or mask.ndim != 2 or tokenizer is None or "truncation" in encoder.warned:
         return
     tokens = mask.sum(dim=1).tolist()
     characters = [len(text) if isinstance(text, str) else 0 for text in inputs]
@@ -212,33 +204,29 @@ def _warn_truncation(encoder: Any, inputs: Sequence[Any], features: dict[str, An
         row = characters.index(max(characters))  # its end was removed before the text was tokenized
     elif tokens[row] < limit:
         return
-    if characters[row] and (length := _count_tokens(encoder, (prompt or "") + inputs[row])) > tokens[row]:
-        length, kept = ((count - placed.added) // placed.copies for count in (length, tokens[row]))
+    if not characters[row]:
+        return
+    own, special = (tokenizer, True) if placed.copies == 1 else (encoder[0].tokenizer_without_template, False)
+    text = (prompt or "") + inputs[row]
+    length = len(own(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"])
+    length = length if placed.copies == 1 else placed.added + placed.copies * length
+    if length > tokens[row]:
+        length, kept_length = ((count - placed.added) // placed.copies for count in (length, tokens[row]))
         message = (
             "A text of %d tokens is truncated to %d (%r…); reported once. Pass `max_length` to choose the limit, or "
             "split long texts."
         )
-        _warn_once(encoder, "truncation", message, length, kept, inputs[row][:40])
-
-
-def _count_tokens(encoder: Any, text: str) -> int:
-    """Return the number of tokens of a text in its template, without truncation; both copies of one count."""
-    placed = encoder.counting.placed
-    if placed.copies == 1:
-        return len(encoder.tokenizer(text, truncation=False, verbose=False)["input_ids"])
-    plain = encoder[0].tokenizer_without_template
-    ids = plain(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-    return int(placed.added + placed.copies * len(ids))
+        _warn_once(encoder, "truncation", message, length, kept_length, inputs[row][:40])
 
 
 def _warn_unknown(encoder: Any, inputs: Sequence[Any], features: dict[str, Any]) -> None:
     unknown = getattr(encoder.tokenizer, "unk_token_id", None)
-    special = [token for token in getattr(encoder.tokenizer, "all_special_ids", ()) if token != unknown]
     names = ("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")
     mask = features.get("attention_mask")
     if unknown is None or mask is None or unknown in [getattr(encoder.tokenizer, name, None) for name in names]:
         return
     words = features["input_ids"][mask.bool()]
+    special = [token for token in getattr(encoder.tokenizer, "all_special_ids", ()) if token != unknown]
     words = words[~torch.isin(words, torch.tensor(special, dtype=words.dtype))]
     share = float((words == unknown).float().mean()) if len(words) else 0.0
     if share > 0.5:
@@ -249,12 +237,6 @@ def _warn_unknown(encoder: Any, inputs: Sequence[Any], features: dict[str, Any])
         _warn_once(encoder, "unknown", message, 100 * share, str(inputs[0])[:40], encoder.name)
 
 
-def _warn_empty(encoder: Any, features: dict[str, Any]) -> None:
-    if bool((features["attention_mask"].sum(dim=1) <= encoder.counting.placed.added).any()):
-        message = "An empty text has no copies: its vector is that of the end of its prompt; reported once."
-        _warn_once(encoder, "empty", message)
-
-
 # --- the forward pass ------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +244,7 @@ def forward(encoder: Any, inputs: dict[str, Any], kwargs: dict[str, Any]) -> dic
     """Run the modules of an encoder; the vector of a text without tokens is zero."""
     first, *later = list(encoder)
     unpadded = not encoder.training and suffers_from_padding(first.model)
-    is_media = not encoder.has_heads and (unpadded or inputs.get("modality") in ("image", "audio"))
+    is_media = encoder.pooling != "head" and (unpadded or inputs.get("modality") in ("image", "audio"))
     if not is_media and encoder.counting.all:
         features: dict[str, Any] = SentenceTransformer.forward(encoder, inputs, **kwargs)
         return features if encoder.training else _without_empty(features, features.get("attention_mask"))
@@ -318,56 +300,51 @@ def check_finite(encoder: Any, inputs: Sequence[Any], embeddings: Any, single: b
 # --- batches that are prepared ahead ---------------------------------------------------------------------------------
 
 
-class _BatchesAhead:
-    """The batches of one call of ``encode``."""
+class BatchPrefetch:
+    """Prepares the batches of one call of ``encode`` quickly, and on a GPU in another thread while others run.
 
-    def __init__(self, encoder: SentenceTransformer, inputs: Sequence[Any], beside: bool) -> None:
-        self.encoder = encoder
-        self.inputs = inputs
-        self.beside = beside
-        self.prepare: Prepare | None = None
-        self.batches: Batches | None = None
-        self.arguments: Any = None
-
-    def take(self, batch: list[Any], arguments: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
-        """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
-        if self.prepare is None or self.batches is None:  # the first batch, which has the batch size
-            self.prepare = plans.TextInputs(self.encoder.tokenizer, prepare, prompt or "")
-            self.batches = self._start(self.prepare, len(batch))
-            self.arguments = arguments
-        if self.arguments != arguments:
-            return prepare(batch)
-        expected, result = next(self.batches, ([object()], dict))
-        if len(expected) == len(batch) and all(map(operator.is_, expected, batch)):
-            return result()
-        self.batches.close()
-        return self.prepare(batch)
-
-    def _start(self, prepare: Prepare, size: int) -> Batches:
-        """Prepare batches in another thread, or none if their order is unknown."""
-        is_worthwhile = self.beside and len(self.inputs) > 2 * size
-        order = (encoding_order(self.encoder, self.inputs) if is_worthwhile else None) or []
-        starts = range(0, len(order), size)
-        return ahead(prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
-
-
-@contextmanager
-def preparing_ahead(encoder: SentenceTransformer, inputs: Sequence[Any], *, beside: bool) -> Iterator[None]:
-    """Prepare the batches of ``encode`` inside this block quickly and ahead of time.
-
-    ``SentenceTransformer.encode`` prepares each batch only after the previous one has run. Its order is known, so
-    another thread can prepare the next batches.
+    ``SentenceTransformer.encode`` prepares each batch only after the previous one has run, in an order that is known.
 
     Args:
         encoder: the encoder.
         inputs: the inputs of ``encode``.
-        beside: whether another thread prepares batches ahead of time.
+        in_background: whether another thread prepares batches.
     """
-    running = _BatchesAhead(encoder, inputs, beside)
-    token = _running.set(running)
-    try:
-        yield
-    finally:
-        _running.reset(token)
-        if running.batches is not None:
-            running.batches.close()
+
+    def __init__(self, encoder: SentenceTransformer, inputs: Sequence[Any], *, in_background: bool) -> None:
+        self.encoder = encoder
+        self.inputs = inputs
+        self.in_background = in_background
+        self.arguments: Any = None
+        self.prepare: plans.TextInputs | None = None
+        self.batches: Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None] = ahead(dict, [])
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve the batches of this encoder in this thread inside this block; no thread outlives it."""
+        token = _prefetch.set(self)
+        try:
+            yield
+        finally:
+            _prefetch.reset(token)
+            self.batches.close()
+
+    def take(
+        self, batch: list[Any], arguments: tuple[str | None, Any], prepare_batch: Callable[[list[Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
+        if self.prepare is None:  # the first batch, which has the batch size
+            self.arguments = arguments
+            self.prepare = plans.TextInputs(self.encoder.tokenizer, prepare_batch, arguments[0] or "")
+            is_worthwhile = self.in_background and len(self.inputs) > 2 * len(batch)
+            order = (encoding_order(self.encoder, self.inputs) if is_worthwhile else None) or []
+            starts = range(0, len(order), len(batch))
+            items = [[self.inputs[n] for n in order[start : start + len(batch)]] for start in starts]
+            self.batches = ahead(self.prepare, items)
+        if self.arguments != arguments:
+            return prepare_batch(batch)
+        expected, result = next(self.batches, ([], None))
+        if result is not None and len(expected) == len(batch) and all(map(operator.is_, expected, batch)):
+            return result()
+        self.batches.close()
+        return self.prepare(batch)

@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders._types import Medium
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import suffers_from_padding
-from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.media_inputs import InputError, check_taken, is_pil, medium_of, read_audio, read_image
 from midlayer_encoders.validation import check_text, lone_surrogate
 
@@ -198,61 +196,3 @@ def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tenso
     order = torch.cat([rows for rows, _ in groups]).argsort().tolist()
     results = [result for _, group in groups for result in group[name]]
     return pad_sequence([results[row] for row in order], batch_first=True)
-
-
-def probe_inputs(
-    media: Sequence[str], rate: int | None, tokenizer: Any = None, *, seconds: float = 0.1
-) -> tuple[Any, Any]:
-    """Return a short and a longer input of a medium; the longer is ``None`` for images, whose size is fixed.
-
-    Args:
-        media: media of the model.
-        rate: audio samples per second.
-        tokenizer: of the model.
-        seconds: length of the short waveform.
-    """
-    if "text" in media:
-        return _probe_texts(tokenizer)
-    if "image" in media:
-        return probe_image(8), None
-    rate = rate or 16000
-    lengths = (int(seconds * rate), 3 * int(seconds * rate) // 2)
-    short, longer = (np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in lengths)
-    return {"array": short, "sampling_rate": rate}, {"array": longer, "sampling_rate": rate}
-
-
-def probe_image(width: int) -> Any:
-    """Return an image of eight lines."""
-    from PIL import Image
-
-    return Image.fromarray(np.arange(24 * width).astype(np.uint8).reshape(8, width, 3))
-
-
-def _probe_texts(tokenizer: Any) -> tuple[str, str]:
-    texts = "a b c", "d e f g h i"
-    vocabulary = getattr(tokenizer, "get_vocab", None)
-    if vocabulary is None or all(tokenizer(text, verbose=False)["input_ids"] for text in texts):
-        return texts
-    # A special alphabet, such as for genes and molecules.
-    words = [word for word in sorted(vocabulary(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
-    return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
-
-
-def probe_features(first: Any, *, seconds: float = 0.1) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the features of a short input alone, and in a padded batch with a longer one, on the module's device.
-
-    The second is ``None`` for images, which are never padded. ``seconds`` is the length of a short waveform.
-    """
-    model = first.model
-    media = supported_media(first.modalities)
-    if not media:
-        raise CutError(f"{type(model).__name__} takes no text, image or audio by itself: it cannot be an encoder.")
-    tokenizer = getattr(first, "tokenizer", None)
-
-    def features(inputs: list[Any]) -> dict[str, Any]:
-        processed = first.preprocess(inputs, processing_kwargs=WITH_MASK)
-        return to_device(model_features(model, processed), next(model.parameters()).device)
-
-    with turn(first.processor if tokenizer is None else tokenizer):  # other threads may encode with it
-        short, longer = probe_inputs(media, sampling_rate(first.processor), tokenizer, seconds=seconds)
-        return features([short]), features([short, longer]) if longer is not None else None

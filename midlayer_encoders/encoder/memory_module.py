@@ -11,21 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders._types import Layer, Medium, Norm
+from midlayer_encoders.encoder import verification
 from midlayer_encoders.encoder.first_module import probed_width
-from midlayer_encoders.encoder.inputs import probe_features
-from midlayer_encoders.encoder.verification import (
-    RUN_ERRORS,
-    Features,
-    Record,
-    ambiguous,
-    check_padding,
-    miscounted,
-    observed_final,
-    record_pass,
-)
+from midlayer_encoders.encoder.probes import RUN_ERRORS, Features, probe_features, token_states
 from midlayer_encoders.errors import CutError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, resolve_layer, suffers_from_padding
+from midlayer_encoders.models.anatomy import find_anatomy, mark_padding, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import accepted_arguments, captured, final_norm
 from midlayer_encoders.validation import check_choice
@@ -47,7 +38,8 @@ def cut_module(
     final: Sequence[str] | None,
 ) -> tuple[Any, Cut]:
     """Return the first module of an encoder and its cut; the arguments are as in ``LayerEncoder.from_module``."""
-    check_choice("medium", medium, ("text", "image", "audio"))
+    media = ("text",) if isinstance(processor, PreTrainedTokenizerBase) else ("text", "image", "audio")
+    check_choice("medium", medium, media)
     module = getattr(module, "_orig_mod", module)  # the module inside `torch.compile`
     if not isinstance(module, nn.Module):
         raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
@@ -55,21 +47,17 @@ def cut_module(
         raise OptionError(
             f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
         )
-    if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
-        raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
     anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
     number = resolve_layer(layer, anatomy.num_layers, name=type(module).__name__)
-    # The hook needs a block; layer 0 is its input.
-    cut = Cut(anatomy, number, norm, max(number, 1), "last_hidden_state")
+    cut = Cut(anatomy, number, norm, max(number, 1), "last_hidden_state")  # layer 0 is the input of a block
     try:
         copied = copy.deepcopy(module).eval()
     except Exception as reason:  # whatever its attributes raise
         raise OptionError(
-            f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not ({reason}). "
-            "Remove the attribute, or detach the tensor, that cannot be copied."
+            f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not: {reason}."
         ) from reason
     first = MemoryModule(copied, processor, cut, medium)
-    _check_module(first, cut, *probe_features(first), module, find_final=final is None)
+    _check_module(first, cut, module, find_final=final is None)
     return first, cut
 
 
@@ -93,20 +81,20 @@ class MemoryModule(InputModule):
             processor = copy.deepcopy(processor)
             if medium == "text":
                 processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
-        self.model = model
         self.processor = processor
         self.medium = medium
         self.blocks = cut.anatomy.blocks
         self.final = list(cut.anatomy.final)
         self.layer = cut.layer
         self.norm = cut.norm
-        self.find_layers()
+        self.take_model(model)
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._arguments = list(inspect.signature(model.forward).parameters)
 
-    def find_layers(self) -> None:
-        """Locate the layers of the model, after it was cut or replaced."""
-        self.anatomy = find_anatomy(self.model, blocks=self.blocks, final=tuple(self.final))
+    def take_model(self, model: nn.Module) -> None:
+        """Read the layers of a model, which may have been cut."""
+        self.model = model
+        self.anatomy = find_anatomy(model, blocks=self.blocks, final=tuple(self.final))
 
     @property
     def modalities(self) -> list[Any]:
@@ -126,8 +114,8 @@ class MemoryModule(InputModule):
         features = dict(processed) if isinstance(processed, Mapping) else {self._arguments[0]: processed}
         if not any(isinstance(value, Tensor) for value in features.values()):
             raise OptionError(
-                f"`processor` must return a tensor, or a mapping of tensors by the names of the module's arguments, "
-                f"but returned {short_repr(processed)}."
+                "`processor` must return a tensor, or a mapping of tensors by the names of the module's arguments, but "
+                f"returned {short_repr(processed)}."
             )
         return {**features, "modality": self.medium}
 
@@ -142,8 +130,8 @@ class MemoryModule(InputModule):
         states = captured(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
         if not states:
             raise CutError(
-                f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on "
-                "this input, so it has no such layer. Wrap the module so that all blocks run on every input."
+                f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on this "
+                "input. Wrap the module so that all blocks run on every input."
             )
         return {**features, "token_embeddings": states[0]}
 
@@ -156,16 +144,12 @@ class MemoryModule(InputModule):
 
 
 @torch.no_grad()
-def _check_module(
-    first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module, *, find_final: bool
-) -> None:
+def _check_module(first: MemoryModule, cut: Cut, uncut: nn.Module, *, find_final: bool) -> None:
     """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
 
     Args:
         first: the first module of the encoder, around an uncut copy of the module.
         cut: the cut of the module.
-        alone: the features of one short input.
-        padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
         uncut: the module itself.
         find_final: replace the modules after the last block by those that a pass goes through.
 
@@ -173,96 +157,92 @@ def _check_module(
         CutError: if the module has no well-defined layers.
         OptionError: if its processor pads without a mask.
     """
-    anatomy = cut.anatomy
-    name = type(uncut).__name__
-    batch = padded or alone
-    try:
-        record = record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
-    except RUN_ERRORS as reason:
-        raise CutError(
-            f"{name} does not run on {', '.join(first.arguments(batch)) or 'no argument'} of a short input "
-            f"({type(reason).__name__}: {reason}). `processor` must return the arguments of `forward` by name, or one "
-            "tensor."
-        ) from reason
-    if len(record.outputs) != anatomy.num_layers:
-        cure = "Pass the path of a list whose blocks all run in order as `blocks`."
-        raise CutError(f"{miscounted(name, anatomy, len(record.outputs))} {cure}")
-    if anatomy.num_layers > 1 and torch.equal(*record.inputs[:2]):
-        raise CutError(
-            f"The blocks of {name} ({anatomy.blocks!r}) all receive the same first tensor, which is not their states. "
-            "Pass the states first, or as `hidden_states`."
-        )
-    for layer in range(1, min(cut.layer + 1, anatomy.num_layers)):
-        if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
-            raise CutError(ambiguous(name, layer, "Make the change inside a block, such as a residual sum."))
+    alone, padded = probe_features(first)
+    batch = alone if padded is None else padded
+    record = _record_module(first, cut, batch)
     if find_final and cut.norm == "final":
-        first.final = list(_final_modules(record, anatomy, name))
-        first.find_layers()
-    states = first(dict(alone))["token_embeddings"]
-    expected = first(dict(batch))["token_embeddings"]
+        first.final = list(_final_modules(record, cut, type(uncut).__name__))
+        first.take_model(first.model)
+    states, expected = token_states(first, alone), token_states(first, batch)
     if states.ndim != 3 or len(states) != 1 or states.shape[-1] != expected.shape[-1]:
         raise CutError(
-            f"The blocks of {name} ({anatomy.blocks!r}) return states of shape {tuple(states.shape)} for one input, "
-            "but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
+            f"The blocks of {type(uncut).__name__} ({first.blocks!r}) return states of shape {tuple(states.shape)} for "
+            "one input, but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
         )
-    _check_mask(first, alone, padded, states, expected)
-    normed = final_norm(first.model, first.anatomy, cut.norm)
+    if padded is not None:
+        verification.check_padding(first, states, padded)
+        _check_mask(first, alone, padded, states.shape[1], expected.shape[1])
     recorded = record.outputs[cut.layer - 1] if cut.layer else record.inputs[0]
-    if not torch.equal(normed(recorded), expected):
-        raise CutError(_changing(name))
-    cut_model(first.model, cut)
-    first.find_layers()
-    try:
-        is_exact = torch.equal(expected, first(dict(batch))["token_embeddings"])
-    except RUN_ERRORS:
-        is_exact = False
-    if not is_exact:  # its forward pass depends on the number of blocks
+    is_exact = torch.equal(final_norm(first.model, first.anatomy, cut.norm)(recorded), expected)
+    if is_exact and not _cut_is_exact(first, cut, batch, expected):  # its forward pass depends on the number of blocks
         is_sensitive = suffers_from_padding(first.model)
-        first.model = copy.deepcopy(uncut).eval()
+        first.take_model(copy.deepcopy(uncut).eval())
         if is_sensitive:
             mark_padding(first.model)
-        first.find_layers()
-        if not torch.equal(expected, first(dict(batch))["token_embeddings"]):
-            raise CutError(_changing(name))
+        is_exact = torch.equal(expected, token_states(first, batch))
+    if not is_exact:
+        raise CutError(
+            f"{type(uncut).__name__} gives other states for the same input in a second pass: it is random, or a pass "
+            "changes it."
+        )
 
 
-def _changing(name: str) -> str:
-    return f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it."
+def _record_module(first: MemoryModule, cut: Cut, batch: Features) -> verification.Record:
+    """Return the states of a pass through all blocks, or raise if they are not those of a stack."""
+    name = type(first.model).__name__
+    inputs = first.arguments(batch)
+    try:
+        record = verification.record_pass(first, batch, cut.anatomy, run=lambda: first.model(**inputs))
+    except RUN_ERRORS as reason:
+        raise CutError(
+            f"{name} does not run on {', '.join(inputs) or 'no argument'} of a short input ({type(reason).__name__}: "
+            f"{reason}). `processor` must return the arguments of `forward` by name, or one tensor."
+        ) from reason
+    verification.check_calls(name, cut.anatomy, record, " Pass the path of a list whose blocks all run in order.")
+    if cut.anatomy.num_layers > 1 and torch.equal(*record.inputs[:2]):
+        raise CutError(
+            f"The blocks of {name} ({first.blocks!r}) all receive the same first tensor, which is not their states. "
+            "Pass the states first, or as `hidden_states`."
+        )
+    for layer in range(1, min(cut.layer + 1, cut.anatomy.num_layers)):
+        if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
+            cure = "Make the change inside a block, such as a residual sum."
+            raise CutError(verification.ambiguous(name, layer, cure))
+    return record
 
 
-def _final_modules(record: Record, anatomy: Anatomy, name: str) -> tuple[str, ...]:
-    """Return the modules that turn the last block's output into the module's; a head after them is left out.
+def _cut_is_exact(first: MemoryModule, cut: Cut, batch: Features, expected: Tensor) -> bool:
+    first.take_model(cut_model(first.model, cut))
+    try:
+        return torch.equal(expected, token_states(first, batch))
+    except RUN_ERRORS:
+        return False
 
-    Raises:
-        CutError: if the module changes the states after its last block in another way.
-    """
+
+def _final_modules(record: verification.Record, cut: Cut, name: str) -> tuple[str, ...]:
+    """Return the modules that turn the last block's output into the module's; a head after them is left out."""
     states = record.outputs[-1]
-    output = record.model_output
-    if output is not None and output.shape == states.shape:
-        final = observed_final(record)
-        if final is None:
-            raise CutError(
-                f"{name} changes its states after its last block in an unknown way. Pass norm='none', or the paths of "
-                "the modules after its last block as `final`."
-            )
-        return final
-    received = {path for path, seen, _ in record.later if seen.shape == states.shape and torch.equal(seen, states)}
-    return anatomy.final if received.issuperset(anatomy.final[:1]) else ()
+    if record.model_output is None or record.model_output.shape != states.shape:
+        inputs = {path for path, part, _ in record.later if part.shape == states.shape and torch.equal(part, states)}
+        return cut.anatomy.final if inputs.issuperset(cut.anatomy.final[:1]) else ()
+    if (final := verification.observed_final(record)) is None:
+        raise CutError(
+            f"{name} changes its states after its last block in an unknown way. Pass norm='none', or the paths of the "
+            "modules after its last block as `final`."
+        )
+    return final
 
 
-def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor, padded_states: Tensor) -> None:
-    """Raise if a processor pads without a mask, or on the left; record whether padding changes the module's states."""
-    if padded is None:
-        return
-    check_padding(first, alone, padded)
+def _check_mask(first: MemoryModule, alone: Features, padded: Features, length: int, padded_length: int) -> None:
+    """Raise if a processor pads without a mask, or on the left."""
     mask = padded.get("attention_mask")
     if mask is None:
         rows = [value[0] for value in alone.values() if isinstance(value, Tensor) and value.ndim == 2]
         ids = [row for row in rows if not row.is_floating_point() and len(row) > 1]
         fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
-        if fills or padded_states.shape[1] != states.shape[1] or suffers_from_padding(first.model):
+        if fills or padded_length != length or suffers_from_padding(first.model):
             raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
     elif first.medium == "text" and mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
         raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
-    elif mask.shape[1] != padded_states.shape[1] and not internals.is_pretrained(first.model):
+    elif mask.shape[1] != padded_length and not internals.is_pretrained(first.model):
         mark_padding(first.model)  # it is unknown which of its states are padding

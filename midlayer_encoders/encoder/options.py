@@ -32,6 +32,8 @@ _WITHOUT_COUNTERPART = {
     "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
     "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
 }
+_OTHER_NAMES = {"max_seq_length": "max_length", "tokenizer_kwargs": "processor_kwargs", "use_auth_token": "token"}
+_MODEL_KWARGS = {"torch_dtype": "dtype"} | {name: name for name in ("dtype", "device_map", "attn_implementation")}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 
 
@@ -272,28 +274,30 @@ class EncoderOptions:
             if value is not None or option.default is not None:
                 checked = option.metadata["check"](name, value)
                 object.__setattr__(self, name, tuple(checked) if isinstance(checked, list) else checked)
-        if self.device_map is not None and self.device is not None:
-            raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
-        self._check_quantization()
-        if self.template is not None and self.chat_template:
-            raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
+        quantizes = "quantization_config" in (self.model_kwargs or {})
+        conflicts = {
+            "`device` must be None when `device_map` places the model.": self.device_map and self.device,
+            "`template` must be None with `chat_template`, which formats the text itself.": (
+                self.template is not None and self.chat_template
+            ),
+            "`adapters` must be empty with `quantization`, which would round the merged weights again. Merge them with "
+            "PEFT's merge_and_unload, and save that model.": self.adapters and (quantizes or self.quantization),
+            "`gguf_file` must be None with `quantization`: its weights are quantized already.": (
+                self.quantization and self.gguf_file
+            ),
+            "`quantization` must be None with a `quantization_config` in `model_kwargs`.": (
+                self.quantization and quantizes
+            ),
+            "`default_prompt_name` must be None with prompts={}, which has no names.": (
+                self.default_prompt_name is not None and self.prompts == {}
+            ),
+        }
+        for message, applies in conflicts.items():
+            if applies:
+                raise OptionError(message)
         recipes.check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
         if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
-            if not self.prompts:
-                raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
-
-    def _check_quantization(self) -> None:
-        has_config = "quantization_config" in (self.model_kwargs or {})
-        if self.adapters and (has_config or self.quantization):
-            raise OptionError(
-                "`adapters` must be empty with `quantization`, which would round the merged weights again. Merge them "
-                "with PEFT's merge_and_unload, and save that model."
-            )
-        if self.quantization and self.gguf_file is not None:
-            raise OptionError("`gguf_file` must be None with `quantization`: its weights are quantized already.")
-        if self.quantization and has_config:
-            raise OptionError("`quantization` must be None with a `quantization_config` in `model_kwargs`.")
 
     def _apply(self, recipe: Recipe) -> None:
         """Take the fields of a recipe for the options left at their defaults; keep its name if it has one."""
@@ -426,17 +430,15 @@ def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
     for name, remedy in _WITHOUT_COUNTERPART.items():
         if values.pop(name, None) is not None:
             raise OptionError(f"`{name}` does not apply to an encoder of files. {remedy}")
-    model_kwargs = _check_keywords("model_kwargs", {} if values.get("model_kwargs") is None else values["model_kwargs"])
-    renamed = [(values, "max_seq_length", "max_length"), (values, "tokenizer_kwargs", "processor_kwargs")]
-    renamed.append((values, "use_auth_token", "token"))
-    renamed += [(model_kwargs, name, name) for name in ("dtype", "device_map", "attn_implementation")]
-    for keywords, old, new in [*renamed, (model_kwargs, "torch_dtype", "dtype")]:
-        value = keywords.pop(old, None)
-        if value is None or (new == "dtype" and value == "auto"):  # the default
-            continue
-        if values.get(new) is not None:
-            raise OptionError(f"`{old}` cannot be combined with `{new}`, which means the same, but got {value!r}.")
-        values[new] = value
+    model_kwargs = _check_keywords("model_kwargs", values.get("model_kwargs") or {})
+    for keywords, names in ((values, _OTHER_NAMES), (model_kwargs, _MODEL_KWARGS)):
+        for old, new in names.items():
+            value = keywords.pop(old, None)
+            if value is None or (new == "dtype" and value == "auto"):  # the default
+                continue
+            if values.get(new) is not None:
+                raise OptionError(f"`{old}` cannot be combined with `{new}`, which means the same, but got {value!r}.")
+            values[new] = value
     if "model_kwargs" in values:
         values["model_kwargs"] = model_kwargs or None
 
@@ -479,26 +481,23 @@ def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out
         >>> shell_line("EleutherAI/pythia-410m", 17, EncoderOptions(pooling="last", chat_template=True), out="layer-17")
         'midlayer export EleutherAI/pythia-410m --layer 17 --pooling last --chat-template --out layer-17'
     """
-    for name in options.recreating():
-        if option_fields()[name].metadata.get("flag", "") is None:
-            raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
     layers = [f"{name}={number}" for name, number in layer.items()] if isinstance(layer, Mapping) else [str(layer)]
     words = ["--layer", ",".join(layers)]
     for name, value in options.recreating().items():
-        words += _flag_words(flag_name(option_fields()[name]), value)
+        option = option_fields()[name]
+        if option.metadata.get("flag", "") is None:
+            raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
+        flag = flag_name(option)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+            continue
+        if isinstance(value, Mapping):  # a flag needs a value: an empty prompt stands for no prompts
+            value = [f"{key}={text}" for key, text in (value or {"query": ""}).items()]
+        for word in value if isinstance(value, list | tuple) else [value]:
+            words += [flag, str(word)]
     return f"midlayer export {shell_path(model)} {shlex.join([*words, '--out', out])}"
 
 
 def flag_name(option: Field[Any]) -> str:
     """Return an option's flag, such as ``--max-length`` for ``max_length``."""
     return "--" + str(option.metadata.get("flag", option.name.replace("_", "-")))
-
-
-def _flag_words(flag: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [flag if value else flag.replace("--", "--no-", 1)]
-    if isinstance(value, Mapping):  # a flag needs a value: an empty prompt stands for no prompts
-        words = [f"{name}={text}" for name, text in (value or {"query": ""}).items()]
-    else:
-        words = list(value) if isinstance(value, tuple) else [str(value)]
-    return [part for word in words for part in (flag, word)]

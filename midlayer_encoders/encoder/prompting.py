@@ -1,5 +1,6 @@
 """Apply templates and prompts to an encoder, and add the modules after its pooling."""
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,23 @@ def resolve_prompts(options: EncoderOptions, saved: SavedFolder) -> tuple[dict[s
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
+def copy_first_module(encoder: Any) -> Any:
+    """Return a copy of an encoder's first module that shares its model and takes another tokenizer."""
+    first = copy.copy(encoder[0])
+    first._modules = dict(first._modules)
+    if first.processor is not first.tokenizer:
+        first.processor = copy.copy(first.processor)
+    return first
+
+
+def set_tokenizer(first: Any, tokenizer: Any) -> None:
+    """Replace the tokenizer of a first module, which may be its processor or a part of it."""
+    if first.processor is first.tokenizer:
+        first.processor = tokenizer
+    else:
+        first.processor.tokenizer = tokenizer
+
+
 def apply_template(first: Any, options: EncoderOptions, name: str) -> TokenSelector:
     """Make the first module's tokenizer add the template to each text, and return the selection of the pooled tokens.
 
@@ -73,6 +91,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> TokenSelec
             raise OptionError(f"`skip_special` must be False for {name}, which has no tokenizer of transformers.")
         special_ids = recipes.special_ids(first.tokenizer)
     if first.tokenizer is not None and (options.template is not None or not pool_template):
+        first.tokenizer_without_template = first.tokenizer
         tokenizer, layout = recipes.add_template(
             first.tokenizer,
             _tokenizer_parts(options),
@@ -80,11 +99,8 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> TokenSelec
             max_length=options.max_length,
             positions=most_tokens(first.model),
         )
-        first.tokenizer_without_template = first.tokenizer
-        if options.template is not None and first.processor is first.tokenizer:
-            first.processor = tokenizer
-        elif options.template is not None:
-            first.processor.tokenizer = tokenizer
+        if options.template is not None:
+            set_tokenizer(first, tokenizer)
     return TokenSelector(layout, options.skip_first, pool_template, special_ids=special_ids)
 
 

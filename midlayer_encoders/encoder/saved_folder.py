@@ -182,26 +182,27 @@ def later_modules(
             f"`pooling` must be named for {name}, because {saved.first_module_problem}, so that its vectors are not "
             "those of its last layer. For these, use SentenceTransformer, or the layer and norm that it reads."
         )
-    modules = list(saved.modules)
-    if options.dense == "drop":
-        modules = [module for module in modules if isinstance(module, _UNTRAINED)]
-    if options.normalize is False:
-        modules = [module for module in modules if not isinstance(module, Normalize)]
+    modules = [
+        module
+        for module in saved.modules
+        if (options.dense != "drop" or isinstance(module, _UNTRAINED))
+        and (options.normalize is not False or not isinstance(module, Normalize))
+    ]
     if not pools:
         return modules
-    for option in ("pooling", "skip_first", "skip_special"):
-        if option in options.changed() and any(isinstance(module, PooledSpans) for module in modules):
-            raise OptionError(f"`{option}` does not apply to {name}, whose folder pools spans of its own.")
-    if not last_layer and any(isinstance(module, PooledSpans) and module.centered for module in modules):
-        raise OptionError(f"`layer` must be the last one of {name}, whose spans are centered for it.")
+    if spans := [module for module in modules if isinstance(module, PooledSpans)]:
+        if refused := options.changed().keys() & {"pooling", "skip_first", "skip_special"}:
+            raise OptionError(f"`{min(refused)}` does not apply to {name}, whose folder pools spans of its own.")
+        if spans[0].centered and not last_layer:
+            raise OptionError(f"`layer` must be the last one of {name}, whose spans are centered for it.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or saved.pooling), *modules]
     if all(isinstance(module, Normalize | Dropout) for module in modules):
         raise OptionError(f"`pooling` must be named for {name}: none of the modules that apply to this layer pools.")
+    if options.pooling is not None and len(poolings) > 1:
+        raise OptionError(f"`pooling` must be None for {name}, whose folder pools {len(poolings)} times.")
     if options.pooling is not None or (not last_layer and len(poolings) == 1):
-        if len(poolings) > 1:
-            raise OptionError(f"`pooling` must be None for {name}, whose folder pools {len(poolings)} times.")
         folder_pooling: Any = modules[poolings[0]]
         mode = options.pooling or folder_pooling.pooling_mode
         modules[poolings[0]] = _pooling_module(width, mode, folder_pooling.include_prompt)

@@ -2,16 +2,21 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import nn
 
 from midlayer_encoders.encoder import spec as names
-from midlayer_encoders.encoder.first_module import UncutTransformer
-from midlayer_encoders.encoder.inputs import probe_inputs
-from midlayer_encoders.encoder.verification import close
+from midlayer_encoders.encoder.first_module import UncutTransformer, states_width
+from midlayer_encoders.encoder.probes import close, probe_inputs
+from midlayer_encoders.encoder.prompting import apply_template, copy_first_module, set_tokenizer
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
@@ -38,6 +43,22 @@ CODE_NOTE = (
 _STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
 STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
 
+#: The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle.
+STOCK_TEMPLATE = 'Rewrite the sentence "{text}". The rewritten sentence: "{text}" means in one word:"'
+
+_SAMPLE = (
+    "Yes.",
+    "The train was late again.",
+    "Where can I change my password?",
+    "She has lived in Lisbon for eleven years.",
+    "Preheat the oven to 200 degrees and grease a tin.",
+    "My card was declined although there is money in the account.",
+    "The function returns None if the key is missing, and raises an error otherwise.",
+    "A man with a red hat is playing the guitar in front of a crowded railway station.",
+    "Shares fell by three percent on Tuesday after the company lowered its forecast for the second half of the year.",
+    "I expected a quiet evening, but the neighbors had invited half of the town, and nobody slept before four.",
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -55,23 +76,19 @@ def save_files(encoder: Any, path: str, stock: bool, *args: Any, **kwargs: Any) 
     home = Path(path)
     form: SentenceTransformer | None = None
     if check_flag("stock", stock):
-        from midlayer_encoders.encoder.stock import STOCK_TEMPLATE, stock_form
-
         if problem := stock_problem(encoder):
             raise OptionError(problem)
         form = stock_form(encoder)
 
     def write(folder: Path) -> None:
         SentenceTransformer.save(form or encoder, str(folder), *args, **kwargs)
-        card = folder / "README.md"
         if form is None and encoder.spans is not None:
             _name_code(folder)
-        elif form is not None and card.exists():  # the card of the base class describes no layer
-            card.write_text(card_text(encoder, stock_template=STOCK_TEMPLATE), encoding="utf8")
-        check_folder(encoder, folder, home, form)
+        card = folder / "README.md"
         if card.exists():
-            text = card.read_text(encoding="utf8").replace(FOLDER, json.dumps(str(home))[1:-1])
-            card.write_text(text, encoding="utf8")
+            text = card_text(encoder, stock_template=STOCK_TEMPLATE) if form else card.read_text(encoding="utf8")
+            card.write_text(text.replace(FOLDER, json.dumps(str(home))[1:-1]), encoding="utf8")
+        check_folder(encoder, folder, home, form)
 
     with internals.without_bars():
         return write_folder(home, write, last=LOADER_FILES)
@@ -91,19 +108,16 @@ def check_folder(encoder: Any, folder: Path, home: Path, form: SentenceTransform
         return
     probes = [probe_inputs([medium], encoder.sampling_rate, encoder.tokenizer) for medium in encoder.media]
     inputs = [probe for pair in probes for probe in pair if probe is not None]
+    trust = encoder.needs_trust(stock=form is not None)
+    kwargs = {"dtype": encoder.dtype}
     plain: Any = SentenceTransformer(
-        str(folder),
-        device=str(encoder.device),
-        model_kwargs={"dtype": encoder.dtype},
-        trust_remote_code=encoder.needs_trust(stock=form is not None),
+        str(folder), device=str(encoder.device), model_kwargs=kwargs, trust_remote_code=trust
     )
     keep_weights_unchanged(plain)
     options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
-    expected = source.encode(inputs, **options).float()
-    is_equal = close(expected, plain.encode(inputs, **options).float(), encoder.dtype)
-    if is_equal and encoder.tokenizer is not None:
-        is_equal = _unusual_ids(source) == _unusual_ids(plain)
-    if not is_equal:
+    expected, vectors = (model.encode(inputs, **options).float() for model in (source, plain))
+    ids = [model.tokenizer and model.tokenizer(_UNUSUAL_TEXT, verbose=False)["input_ids"] for model in (source, plain)]
+    if not close(expected, vectors, encoder.dtype) or (encoder.tokenizer is not None and ids[0] != ids[1]):
         raise CutError(
             f"The folder {home} would give other vectors than this encoder: transformers loads "
             f"{type(encoder.transformer).__name__} or its tokenizer differently. Use this encoder directly."
@@ -118,25 +132,25 @@ def check_export(encoder: Any) -> None:
     if encoder.in_memory:
         first.save("a folder")
     fixed_window = getattr(model, "main_input_name", "") == "input_features" and encoder.pooling != "cls"
-    sensitive_to_padding = encoder.media == ["text"] and suffers_from_padding(model)
     problems = {
-        f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
-        "contain. Use this encoder directly.": isinstance(first, UncutTransformer),
-        "A plain folder pools every token. Use this encoder directly, or pool all tokens: leave out `skip_first`, "
-        "`skip_special` and template_tokens=False.": not encoder.counting.all,
-        f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
-        "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
-        f"Padding changes the states of a text in {name}, and a plain folder pads batches. Use this encoder "
-        "directly, which runs texts of equal length together.": sensitive_to_padding,
-        f"{name} is part of an encoder-decoder, which a plain folder loads whole. Use this encoder directly.": (
-            internals.lacks_folder(model)
+        f"{name} is not cut, because a cut would change its layers: hooks read them": isinstance(
+            first, UncutTransformer
         ),
-        f"{name} has no automatic class in transformers, which a plain folder needs. Use this encoder directly, "
-        "or export the whole joint model.": not has_automatic_class(model.config),
+        "a plain folder pools every token: leave out `skip_first`, `skip_special` and template_tokens=False": (
+            not encoder.counting.all
+        ),
+        f"the states of {name} fill a fixed window, whose end a plain folder pools: pass pooling='cls'": fixed_window,
+        f"padding changes the states of a text in {name}, and a plain folder pads batches": (
+            encoder.media == ["text"] and suffers_from_padding(model)
+        ),
+        f"{name} is part of an encoder-decoder, which a plain folder loads whole": internals.lacks_folder(model),
+        f"{name} has no automatic class in transformers: export the whole joint model": (
+            not has_automatic_class(model.config)
+        ),
     }
     for problem, applies in problems.items():
         if applies:
-            raise CutError(problem)
+            raise CutError(f"No plain folder gives the vectors of this encoder, which you can use directly: {problem}.")
     if suffers_from_padding(model) or internals.has_mask_of_states(model) or not encoder.makes_one_size:
         inputs = "smaller images" if "image" in encoder.media else "shorter waveforms"
         logger.warning("A plain folder pools the padding of %s: encode with batch_size=1 there.", inputs)
@@ -184,11 +198,6 @@ def card_text(
     return f"{card}\n"
 
 
-def _unusual_ids(encoder: SentenceTransformer) -> list[int]:
-    ids: list[int] = encoder.tokenizer(_UNUSUAL_TEXT, verbose=False)["input_ids"]
-    return ids
-
-
 def _name_code(folder: Path) -> None:
     """Name the folder's copy of the pooling of spans in its ``modules.json``."""
     source = Path(pooled_spans.__file__)
@@ -212,3 +221,41 @@ def stock_problem(encoder: Any) -> str | None:
         names = ", ".join(encoder.after_pooling)
         return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
     return None
+
+
+def stock_form(encoder: Any) -> SentenceTransformer:
+    """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
+
+    The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
+    by their position, and the last token; a ``Dense`` of two scaled identity matrices adds them. The scales are the
+    inverse mean lengths of both on sample sentences; a centered encoder uses the texts that it was centered on.
+
+    Args:
+        encoder: an encoder with the recipe ``word-echo``.
+    """
+    first = copy_first_module(encoder)
+    set_tokenizer(first, first.tokenizer_without_template)
+    options = replace(encoder.options, recipe=None, template=STOCK_TEMPLATE, join=None, template_tokens=None)
+    apply_template(first, options, encoder.name)
+    width = states_width(first, encoder.anatomy, encoder.norm)
+    pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
+    parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
+    sample = list(encoder.options.center or _SAMPLE)
+    vectors = parts.encode(sample, convert_to_tensor=True, show_progress_bar=False).float()
+    mean = vectors.mean(dim=0) if encoder.options.center else torch.zeros_like(vectors[0])
+    scales = [width**0.5 / part.norm(dim=1).mean() for part in torch.split(vectors - mean, width, dim=1)]
+    weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
+    added: Any = Dense(
+        2 * width, width, activation_function=nn.Identity(), init_weight=weight, init_bias=-weight @ mean
+    )
+    later = [module for module in list(encoder)[1:] if not isinstance(module, pooled_spans.PooledSpans)]
+    form = SentenceTransformer(
+        modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
+        device=str(encoder.device),
+        prompts={name: prompt for name, prompt in encoder.prompts.items() if prompt is not None},
+        default_prompt_name=encoder.default_prompt_name,
+        similarity_fn_name=encoder.similarity_fn_name,
+        truncate_dim=encoder.truncate_dim,
+    )
+    form.eval()
+    return form

@@ -6,29 +6,21 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from midlayer_encoders._types import EncoderSpec, Precision, content_digest
 from midlayer_encoders.encoder.description import Description
-from midlayer_encoders.encoder.files_digest import read_settings
+from midlayer_encoders.encoder.digests import weights_digest
 from midlayer_encoders.encoder.options import option_names
 from midlayer_encoders.encoder.prompting import prompting_settings
-from midlayer_encoders.encoder.weights_digest import weights_digest
-from midlayer_encoders.models.transformers_internals import is_remote
 from midlayer_encoders.reading.locks import turn
 
 #: Generation of the package's own numerics: a change that alters the vectors of unchanged files raises it.
 NUMERICS = 3
 _MAX_NAME = 120  # characters; file systems allow 255 bytes, and mteb appends to names
-_TOKENIZER_SETTINGS = (
-    "model_max_length", "truncation_side", "padding_side", "special_tokens_map", "model_input_names", "chat_template",
-    "split_special_tokens",
-)  # fmt: skip
 
 
 def encoder_spec(encoder: Any) -> EncoderSpec:
@@ -60,22 +52,6 @@ def encoder_spec(encoder: Any) -> EncoderSpec:
     )
 
 
-def mteb_encoder(encoder: Any) -> Any:
-    """Return an encoder for mteb; see ``LayerEncoder.for_mteb``."""
-    from mteb.models import SentenceTransformerEncoderWrapper
-
-    wrapped = SentenceTransformerEncoderWrapper(encoder, target_sampling_rate=encoder.sampling_rate)
-    size = sum(weight.numel() * weight.element_size() for weight in encoder.parameters())
-    wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(
-        update={
-            "modalities": encoder.media,
-            "n_parameters": sum(weight.numel() for weight in encoder.parameters()),
-            "memory_usage_mb": round(size / 2**20, 1),
-        }
-    )
-    return wrapped
-
-
 def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of each part of an encoder that changes its vectors, besides options and weights.
 
@@ -84,61 +60,18 @@ def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
     Args:
         encoder: its first module has ``model`` and ``processor``.
     """
-    describe, options = Description(encoder), encoder.options
+    describe = Description(encoder)
+    config: Any = getattr(encoder.transformer, "config", None)
     with turn(encoder.transformer):  # without the hooks of another thread's pass
         now = dict.fromkeys(encoder.loaded, "gone") | describe.parts()
     parts: dict[str, Any] = {
-        "config": _changed_settings(encoder[0].model),
-        "processor": _processor_state(encoder[0].processor),
+        "attention": getattr(config, "_attn_implementation", None),
         "code": [describe.code(), describe.hooks(torch.nn.modules.module, "_global")],
         "memory": {path: part for path, part in now.items() if encoder.loaded.get(path) != part},
-        "files": [encoder.files, *(getattr(options, name) for name in option_names("vectors"))],
+        "files": [encoder.files, *(getattr(encoder.options, name) for name in option_names("vectors"))],
         "numerics": NUMERICS,
     }
     return tuple((name, content_digest(json.dumps(describe(value), sort_keys=True))) for name, value in parts.items())
-
-
-def _changed_settings(model: Any) -> Any:
-    """Return the settings of a model that differ from the defaults of its config's class.
-
-    The complete dictionary gains fields with new releases of transformers, which change no vector.
-    """
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
-        return config
-    try:
-        defaults = type(config)().to_dict()
-    except Exception:  # a class in a model's own code may need arguments
-        defaults = {}
-    settings = config.to_dict() if is_remote(model) else read_settings(config.to_dict())
-    return [type(config), getattr(config, "_attn_implementation", None), _difference(settings, defaults)]
-
-
-def _difference(settings: Any, defaults: Any) -> Any:
-    if not isinstance(settings, dict) or not isinstance(defaults, dict):
-        return settings
-    changed = [name for name in settings if name not in defaults or settings[name] != defaults[name]]
-    return {name: _difference(settings[name], defaults.get(name)) for name in changed}
-
-
-def _processor_state(processor: Any) -> Any:
-    """Return the state of a tokenizer, an image or audio processor, a processor that holds several, or a function."""
-    if isinstance(processor, PreTrainedTokenizerBase):
-        return [{name: getattr(processor, name, None) for name in _TOKENIZER_SETTINGS}, _vocabulary(processor)]
-    if isinstance(processor, ProcessorMixin):
-        components = {name: _processor_state(getattr(processor, name)) for name in processor.get_attributes()}
-        return [type(processor), processor.to_dict(), processor.chat_template, components]
-    return [type(processor), processor.to_dict()] if hasattr(processor, "to_dict") else processor
-
-
-def _vocabulary(tokenizer: Any) -> Any:
-    """Return the vocabulary and all steps from a text to its tokens."""
-    if hasattr(tokenizer, "backend_tokenizer"):
-        return tokenizer.backend_tokenizer
-    with TemporaryDirectory() as folder:
-        files = sorted(map(Path, tokenizer.save_vocabulary(folder, filename_prefix=None)))
-        contents = [content_digest(path.read_bytes(), 16) for path in files]
-    return [contents, str(tokenizer.added_tokens_decoder)]
 
 
 def base_name(model: str, file: str | None = None) -> str:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.inputs import feature_extractor, probe_features, probe_image
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.encoder.probes import RUN_ERRORS, Features, close, token_states
+from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, at_depth, cut_model
 from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states
-from midlayer_encoders.reading.pooled_spans import PooledSpans
-
-Features: TypeAlias = Mapping[str, Any]
 
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
-# Errors that models raise when they run with fewer blocks than they were written for.
-RUN_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
 _FULL = 'Set "attention_type": "original_full" in its config.json.'
 _CURES = {"big_bird": _FULL, "bigbird_pegasus": _FULL, "rwkv": 'Set "rescale_every": 0 in its config.json.'}
 _LAST_STATES = "A plain SentenceTransformer gives its last states."
@@ -50,35 +43,26 @@ def check_states(module: Any, cut: Cut, alone: Features, padded: Features | None
     output = record.model_output if cut.norm == "final" and isinstance(cut.output, tuple) else None
     if output is not None and not _is_output(final_norm(model, anatomy, "final")(record.outputs[-1]), output):
         raise CutError(f"{name} changes its states after its last block in an unknown way. {_LAST_STATES}")
+    tokens = alone["input_ids"].shape[1] if "input_ids" in alone else None
     expected = _expected_states(record, cut, model, anatomy)
-    if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
-        expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
+    expected = None if expected is None else expected[:, :tokens]  # some models pad to whole windows internally
     cut_model(model, replace(cut, anatomy=anatomy))
     internals.drop_recording_hooks(model)
-    compared = expected if internals.is_remote(model) else None
-    if compared is not None and not torch.equal(compared, module(dict(alone))["token_embeddings"]):
-        raise CutError(f"{name} gives other states for layer {cut.layer} once it is cut: they depend on its depth.")
-    batch = alone if padded is None or suffers_from_padding(model) else padded
-    try:
-        states = module(dict(batch))["token_embeddings"][:1]
-    except RUN_ERRORS as reason:
-        raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
-    complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
-    if not complete or expected is None or not close(expected, states[:, : expected.shape[1]]):
-        unpadded = module(dict(alone))["token_embeddings"]
-        if not complete or (expected is not None and not close(expected, unpadded)):
-            raise CutError(
-                f"{name} gives other states for layer {cut.layer} with norm={cut.norm!r} than its block does, so an "
-                f"unknown module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
-            )
-        if expected is not None or not close(unpadded, states[:, : unpadded.shape[1]]):
-            mark_padding(model)
+    states = token_states(module, alone)
+    equal = torch.equal if internals.is_remote(model) else close
+    if tokens not in (None, states.shape[1]) or (expected is not None and not equal(expected, states)):
+        raise CutError(
+            f"{name} gives other states for layer {cut.layer} with norm={cut.norm!r} than its block does, so an "
+            f"unknown module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
+        )
+    if not suffers_from_padding(model):
+        check_padding(module, states, padded)
     internals.drop_recording_hooks(model)
     final = anatomy.final
     if cut.unnormed:
         final = tuple(path.replace(".norm", ".fc_norm") for path in final)
-    found = replace(find_anatomy(model, blocks=anatomy.blocks, final=anatomy.final), final=final)
-    return found if found.shared else replace(found, num_layers=cut.keep, num_blocks=cut.keep)
+    cut_anatomy = replace(find_anatomy(model, blocks=anatomy.blocks, final=anatomy.final), final=final)
+    return cut_anatomy if cut_anatomy.shared else replace(cut_anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
 @torch.no_grad()
@@ -99,8 +83,7 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
     model: Any = module.model
     name = type(model).__name__
     record = _record_reference(module, features, cut)
-    if len(record.outputs) != cut.anatomy.num_layers:
-        raise CutError(miscounted(name, cut.anatomy, len(record.outputs)))
+    check_calls(name, cut.anatomy, record)
     anatomy = _observed_anatomy(model, cut, record)
     states = record.outputs[-1]
     output = record.model_output
@@ -111,98 +94,14 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
     normed = final_norm(model, anatomy, cut.norm)(states)
     for_each_token = states.ndim == 3 and len(states) == 1 and states.shape[1] >= output.shape[1]
     if not for_each_token or not (cut.norm == "none" or _is_output(normed, output)):
-        raise CutError(
-            f"{name} makes states of shape {tuple(output.shape)} from its last block's, {tuple(states.shape)}, "
-            f"in an unknown way. {_LAST_STATES}"
-        )
+        raise CutError(f"{name} changes its states after its last block in an unknown way. {_LAST_STATES}")
     return anatomy, True
 
 
-@torch.no_grad()
-def check_padding(module: nn.Module, alone: Features, padded: Features | None) -> None:
+def check_padding(module: Any, states: Tensor, padded: Features | None) -> None:
     """Record whether an input has other states in a padded batch than alone."""
-    states = module(dict(alone))["token_embeddings"]
-    if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
-        mark_padding(module.model)  # type: ignore[arg-type]
-
-
-#: Seconds of waveforms whose numbers of frames leave different rests when a model downsamples them.
-_WAVEFORMS = (0.1, 0.125, 0.144, 0.1625, 0.18)
-
-
-@torch.no_grad()
-def check_batches(encoder: Any) -> None:
-    """Raise unless a short input has the same vector alone and in a padded batch.
-
-    transformers' extractors scale waveforms as if all padding were on the right, so one that pads on the left, and
-    changes the waveforms of a batch, pads on the right here.
-    """
-
-    def is_exact() -> bool:
-        for seconds in _WAVEFORMS if "audio" in encoder.media else _WAVEFORMS[:1]:
-            alone, padded = probe_features(encoder[0], seconds=seconds)
-            vectors = [encoder(dict(batch))["sentence_embedding"][:1] for batch in (alone, padded) if batch is not None]
-            if not close(vectors[0], vectors[-1]):
-                return False
-        return True
-
-    extractor = feature_extractor(encoder[0].processor)
-    if is_exact():
-        return
-    if getattr(extractor, "padding_side", "right") == "left":
-        extractor.padding_side = "right"
-        if is_exact():
-            return
-    raise OptionError(
-        f"{encoder.name} gives a short input another vector in a padded batch than alone: its processor does not pad "
-        "on the right or returns no `attention_mask`, or padding changes its states at some lengths."
-    )
-
-
-def makes_one_size(first: Any) -> bool:
-    """Return whether a processor makes the same of an image alone and beside one of another size."""
-    small, wide = probe_image(8), probe_image(12)
-    try:
-        alone, both = first.preprocess([small]), first.preprocess([small, wide])
-    except RUN_ERRORS:  # it cannot join what it makes of them
-        return False
-    return all(
-        close(value.double(), both[key][:1].double()) for key, value in alone.items() if isinstance(value, Tensor)
-    )
-
-
-@torch.no_grad()
-def check_is_causal(first: Any, features: Features, spans: PooledSpans, name: str) -> None:
-    """Raise unless the first two spans are the same without the tokens after them, as in a causal model.
-
-    Args:
-        first: the first module.
-        features: the features of one text in the template.
-        spans: the pooling of the spans.
-        name: name of the model.
-    """
-    mask = features.get("attention_mask", torch.ones_like(features["input_ids"]))  # a model may take none
-    read = int(spans.masks(mask[:1])[1].int().argmax())
-    half = {
-        key: value[:1, : read + 1] if isinstance(value, Tensor) and value.ndim == 2 else value
-        for key, value in features.items()
-    }
-    whole_states = first(dict(features))["token_embeddings"][:1, : read + 1]
-    if not close(first(half)["token_embeddings"], whole_states):
-        raise OptionError(
-            f"`recipe` must pool one span in {name}, whose tokens see later ones: the first copy of the text would see "
-            "the second one. Templates with {read} need a causal model."
-        )
-
-
-def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Return whether two tensors are equal up to rounding in a dtype, their own by default."""
-    if expected.shape != states.shape:
-        return False
-    tolerance = max(1e-3, 10 * torch.finfo(dtype or states.dtype).eps)
-    # `encode` reports states that are not finite.
-    largest = float(expected.nan_to_num(posinf=0, neginf=0).abs().max())
-    return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+    if padded is not None and not close(states, token_states(module, padded)[:1, : states.shape[1]]):
+        mark_padding(module.model)
 
 
 # --- one recorded pass -----------------------------------------------------------------------------------------------
@@ -304,8 +203,8 @@ def _check_between_blocks(record: Record, model: Any, cut: Cut) -> None:
             f"stages has no single stack of layers. {_LAST_STATES}"
         )
     remote = internals.is_remote(model)
-    if remote and len(record.outputs) != cut.anatomy.num_layers:
-        raise CutError(miscounted(name, cut.anatomy, len(record.outputs)))
+    if remote:
+        check_calls(name, cut.anatomy, record)
     if model.config.model_type in _CONVOLVED or len(record.outputs) != len(record.inputs):
         return
     last = cut.layer + 1 if remote else None  # of another model, later blocks tell how many there are
@@ -314,10 +213,11 @@ def _check_between_blocks(record: Record, model: Any, cut: Cut) -> None:
             raise CutError(ambiguous(name, layer, _LAST_STATES))
 
 
-def miscounted(name: str, anatomy: Anatomy, calls: int) -> str:
-    """Return the message that a model does not call each block once."""
-    blocks = f"{anatomy.num_layers} blocks ({anatomy.blocks!r})"
-    return f"{name} must call each of its {blocks} once, but made {calls} calls."
+def check_calls(name: str, anatomy: Anatomy, record: Record, cure: str = "") -> None:
+    """Raise unless a model calls each of its blocks once."""
+    blocks, calls = f"{anatomy.num_layers} blocks ({anatomy.blocks!r})", len(record.outputs)
+    if calls != anatomy.num_layers:
+        raise CutError(f"{name} must call each of its {blocks} once, but made {calls} calls.{cure}")
 
 
 def ambiguous(name: str, layer: int, cure: str) -> str:

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import encoding
-from midlayer_encoders.encoder.encoding import preparing_ahead
+from midlayer_encoders.encoder.encoding import BatchPrefetch
 from midlayer_encoders.reading.batches import TextInputs
 from tests.tiny_folders import Folder
 
@@ -39,7 +39,7 @@ def test_batches_are_prepared_ahead_and_vectors_stay_the_same(
         return original_call(self, inputs)
 
     monkeypatch.setattr(TextInputs, "__call__", recording_call)
-    with preparing_ahead(encoder, TEXTS, beside=True):
+    with BatchPrefetch(encoder, TEXTS, in_background=True).running():
         vectors = SentenceTransformer.encode(encoder, TEXTS, **kwargs)
     if options.get("output_value", "") is None:
         vectors, expected = ([row["sentence_embedding"] for row in rows] for rows in (vectors, expected))
@@ -55,7 +55,7 @@ def test_unknown_or_different_order_does_not_change_the_vectors(
 ) -> None:
     expected = encoder.encode(TEXTS, batch_size=4)
     monkeypatch.setattr(encoding, "encoding_order", lambda *_: order)
-    with preparing_ahead(encoder, TEXTS, beside=True):
+    with BatchPrefetch(encoder, TEXTS, in_background=True).running():
         assert np.array_equal(SentenceTransformer.encode(encoder, TEXTS, batch_size=4), expected)
     assert not our_threads()
 
@@ -67,7 +67,7 @@ def test_error_while_preparing_is_raised_and_leaves_no_thread(
         raise LookupError("an odd text")
 
     monkeypatch.setattr(encoding, "_preprocess_texts", failing)
-    with pytest.raises(LookupError, match="an odd text"), preparing_ahead(encoder, TEXTS, beside=True):
+    with pytest.raises(LookupError, match="an odd text"), BatchPrefetch(encoder, TEXTS, in_background=True).running():
         SentenceTransformer.encode(encoder, TEXTS, batch_size=4)
     assert not our_threads()
 
@@ -75,7 +75,7 @@ def test_error_while_preparing_is_raised_and_leaves_no_thread(
 def test_another_encoder_inside_the_call_is_independent(encoder: LayerEncoder, tiny_folder: Folder) -> None:
     other_encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     expected = other_encoder.encode(TEXTS[:5], batch_size=1)
-    with preparing_ahead(encoder, TEXTS, beside=True):
+    with BatchPrefetch(encoder, TEXTS, in_background=True).running():
         assert np.array_equal(other_encoder.encode(TEXTS[:5], batch_size=1), expected)
         features = encoder.preprocess(TEXTS[:2], prompt="another ")
     assert features["input_ids"].shape[0] == 2

@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.files_digest import files_digest
+from midlayer_encoders.encoder.digests import files_digest
 from tests.made_media import IMAGES
 from tests.tiny_folders import TEXTS, save_tiny
 

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import transformers as tf
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from midlayer_encoders import EncoderOptions, LayerEncoder
-from midlayer_encoders.encoder import spec as specs
-from midlayer_encoders.encoder.description import Description
+from midlayer_encoders.encoder.description import Description, processors
 from tests.tiny_folders import TEXTS, Folder, joint_image_processor, tokenizer
 
 #: Option, its other value, and the options that both encoders have.
@@ -85,7 +86,8 @@ def test_every_option_is_in_one_of_these_tests() -> None:
 
 
 def state(processor: Any) -> str:
-    return json.dumps(Description(nn.Identity())(specs._processor_state(processor)), sort_keys=True)
+    parts: Any = processors([SimpleNamespace(processor=processor)])
+    return json.dumps(list(map(Description(nn.Identity()).processor, parts)), sort_keys=True)
 
 
 def joint() -> Any:
@@ -103,7 +105,7 @@ TOKENIZER: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("setting", specs._TOKENIZER_SETTINGS)
+@pytest.mark.parametrize("setting", TOKENIZER)
 @pytest.mark.parametrize("make", [tokenizer, joint])
 def test_setting_of_a_tokenizer_changes_the_state(setting: str, make: Callable[[], Any]) -> None:
     before, after = make(), make()
@@ -118,7 +120,7 @@ def test_setting_of_a_tokenizer_changes_the_state(setting: str, make: Callable[[
     [
         ("normalizer", normalizers.Lowercase()),
         ("pre_tokenizer", pre_tokenizers.Whitespace()),
-        ("post_processor", processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 3)])),
+        ("post_processor", TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 3)])),
     ],
 )
 def test_step_of_a_tokenizer_changes_the_state(part: str, value: Any) -> None:

@@ -118,7 +118,7 @@ def test_image_processor_settings_change_the_digest(tiny_folder: Folder, tmp_pat
     assert np.abs(plain.encode(IMAGES) - dark.encode(IMAGES)).max() > 1e-3
     assert [
         name for (name, digest), other in zip(plain.spec.parts, dark.spec.parts, strict=True) if digest != other[1]
-    ] == ["processor", "files"]
+    ] == ["files"]
 
 
 def test_tokenizer_and_image_processor_of_a_joint_model_change_the_digest(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_slow_tokenizer_is_part_of_the_digest(tmp_path: Path) -> None:
     states = []
     for name, order in (("a", "LAGV"), ("b", "LAVG")):
         (tmp_path / name).write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *order, "<mask>"]))
-        states.append(json.dumps(specs._processor_state(EsmTokenizer(str(tmp_path / name)))))
+        states.append(Description(nn.Identity()).processor(EsmTokenizer(str(tmp_path / name))))
     (tmp_path / "copy").write_text((tmp_path / "a").read_text())
-    states.append(json.dumps(specs._processor_state(EsmTokenizer(str(tmp_path / "copy")))))
+    states.append(Description(nn.Identity()).processor(EsmTokenizer(str(tmp_path / "copy"))))
     assert states[0] != states[1]
     assert states[0] == states[2]
 
@@ -542,5 +542,5 @@ def test_config_without_defaults_is_digested_as_a_whole() -> None:
             super().__init__(**kwargs)
             self.scale = scale
 
-    settings = [specs._changed_settings(SimpleNamespace(config=NeedyConfig(scale))) for scale in (1.0, 2.0)]
+    settings = [Description(nn.Identity())._config(NeedyConfig(scale)) for scale in (1.0, 2.0)]
     assert settings[0] != settings[1]

@@ -505,5 +505,5 @@ def test_uncut_module_is_not_padded_if_padding_changes_its_states() -> None:
 
 
 def test_a_tokenizer_is_for_texts() -> None:
-    with pytest.raises(OptionError, match="`medium` must be 'text' for a tokenizer, but got 'image'"):
+    with pytest.raises(OptionError, match="`medium` must be one of 'text', but got 'image'"):
         LayerEncoder.from_module(tiny("Llama"), 2, processor=tokenizer())

@@ -142,7 +142,7 @@ def test_graphs_leave_out_special_tokens(folder: str, tmp_path: Path) -> None:
 
 def test_plain_folders_are_refused(folder: str, tmp_path: Path) -> None:
     encoder = LayerEncoder(folder, 2, pooling="mean+skip-special", device="cpu")
-    with pytest.raises(CutError, match=r"A plain folder pools every token.*leave out `skip_first`, `skip_special`"):
+    with pytest.raises(CutError, match=r"a plain folder pools every token.*leave out `skip_first`, `skip_special`"):
         encoder.save_pretrained(str(tmp_path / "plain"))
 
 

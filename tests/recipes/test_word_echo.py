@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, OPTConfig, OPTModel
 
 from midlayer_encoders import LayerEncoder, _types, select_layer, sweep
+from midlayer_encoders.encoder.saving import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.encoder.spec import mteb_line
-from midlayer_encoders.encoder.stock import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.training import TuneSettings, tune

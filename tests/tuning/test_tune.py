@@ -176,7 +176,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
         ({"layer": [1, 2]}, LayerIndexError, "`layer` must be in"),
         ({"center": ["a text"]}, OptionError, "`center` must be left out: it is fitted to vectors that training"),
-        ({"skip_first": 1}, Exception, "A plain folder pools every token"),
+        ({"skip_first": 1}, Exception, "a plain folder pools every token"),
         ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of rows"),
         ({"held_out": 0.6}, OptionError, "`held_out` must be a finite number, from 0 to 0.5"),
         ({"checkpoints": 0}, OptionError, "`held_out` must be 0 with checkpoints=0"),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from midlayer_encoders.encoder.first_module import UncutTransformer
-from midlayer_encoders.encoder.inputs import probe_inputs
+from midlayer_encoders.encoder.probes import probe_inputs
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.files import write_json
 

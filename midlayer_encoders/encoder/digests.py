@@ -1,15 +1,18 @@
-"""A digest of every file of a model's folder that loading can read, except those without an effect on vectors."""
+"""Digests of a model's weights, and of every other file of its folder that can change its vectors."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.files import read_json
 
+_CHUNK = 1 << 20
 # Never an input of a model: its card, what training leaves to continue, and the files of other programs.
 _NO_INPUT = re.compile(
     r"README\.md|LICENSE.*|(optimizer|scheduler|scaler|rng_state.*)\.(pt|pth|bin)|training_args\.bin|trainer_state\.json"
@@ -35,59 +38,76 @@ UNREAD = {
 }  # fmt: skip
 
 
+def weights_digest(module: nn.Module) -> str:
+    """Return twelve hexadecimal digits that identify the weights on every device.
+
+    The integers of each tensor are summed on its device with weights by position, modulo :math:`2^{64}`, in one pass
+    over memory.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = weights_digest(layer)
+        >>> with torch.no_grad():
+        ...     _ = layer.weight.mul_(2)
+        >>> before == weights_digest(layer)
+        False
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(str(tensor_checksum(tensor)).encode())
+    return digest.hexdigest()
+
+
+def tensor_checksum(tensor: Tensor) -> int:
+    """Return the sum of the integers of a tensor with weights by position, modulo :math:`2^{64}`."""
+    # Eight bytes are read as two integers: the low bits of round numbers are zero, and a sum of such multiples of 2^52
+    # modulo 2^64 would lose information.
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
+    flat = tensor.detach().contiguous().flatten().view(integers)
+    positions = torch.arange(1, min(_CHUNK, max(flat.numel(), 1)) + 1, device=flat.device) * 2654435761 + 12345
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, chunk in enumerate(torch.split(flat, _CHUNK)):
+        total = total * 6364136223846793005 + number + (chunk.long() * positions[: chunk.numel()]).sum()
+    return int(total)
+
+
 def files_digest(folder: Path, *, code: bool) -> str:
     """Return a digest of the files of a model that can change its vectors beside its weights.
+
+    Files whose effect is in the spec are left out: prompts and other settings, and the modules with their configs.
 
     Args:
         folder: with the model's ``config.json`` or ``modules.json``.
         code: whether the folder's own code may run (``trust_remote_code``), if its settings name any: it can read any
             file below the folder, and any setting. Otherwise only the folder and its modules' folders are read.
     """
-    code = code and _names_code(folder)
-    in_spec = set() if code else _in_spec(folder)
+    modules: Any = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
+    folders = [folder / module["path"] for module in modules if module["path"]]
+    paths = [path for module in folders for path in module.rglob("*")]
+    paths += [*folder.glob("*"), *(folder / "additional_chat_templates").glob("*")]
+    if code:
+        below = [*folder.rglob("*"), *paths]
+        configs = (path.read_bytes() for path in below if path.name.endswith("config.json") and path.is_file())
+        own_modules = [module for module in modules if not module["type"].startswith("sentence_transformers.")]
+        code = bool(own_modules) or any(b'"auto_map"' in config for config in configs)
+        paths = below if code else paths
+    in_spec = {folder / "config_sentence_transformers.json"}
+    if all(_IN_SPEC.fullmatch(module["type"]) for module in modules[1:]):
+        first, *later = [folder / module["path"] / "config.json" for module in modules] or [None]
+        in_spec |= {folder / "modules.json", *later} - {first}
     contents: dict[str, str] = {}
-    for path in _files(folder, below=code):
+    for path in paths:
         name = path.relative_to(folder)
         weights = _WEIGHTS.fullmatch(path.name) and not (code and name.parts[1:])  # own modules read what they like
-        if any(map(_NO_INPUT.fullmatch, name.parts)) or weights or name in in_spec or not path.is_file():
+        if any(map(_NO_INPUT.fullmatch, name.parts)) or weights or not path.is_file():
             continue
         if code:
             with path.open("rb") as file:
                 contents[name.as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()
-        elif not _READ_BY_CODE.fullmatch(path.name):
+        elif path not in in_spec and not _READ_BY_CODE.fullmatch(path.name):
             contents[name.as_posix()] = content_digest(_content_read(path), 16)
     return content_digest(json.dumps(contents, sort_keys=True))
-
-
-def _files(folder: Path, *, below: bool) -> Iterator[Path]:
-    yield from folder.rglob("*") if below else folder.glob("*")
-    for module in _modules(folder):
-        if module["path"]:
-            yield from (folder / module["path"]).rglob("*")
-    yield from (folder / "additional_chat_templates").glob("*")
-
-
-def _modules(folder: Path) -> Any:
-    """Return the entries of a folder's ``modules.json``; none if there is no such file."""
-    modules = folder / "modules.json"
-    return read_json(modules) if modules.is_file() else []
-
-
-def _names_code(folder: Path) -> bool:
-    """Return whether a config names code for transformers to load, or a module is not of sentence-transformers."""
-    configs = (path for path in _files(folder, below=True) if path.name.endswith("config.json") and path.is_file())
-    return any(not module["type"].startswith("sentence_transformers.") for module in _modules(folder)) or any(
-        b'"auto_map"' in path.read_bytes() for path in configs
-    )
-
-
-def _in_spec(folder: Path) -> set[Path]:
-    """Return the files whose effect is in the spec: prompts and other settings, and the modules with their configs."""
-    files, modules = {Path("config_sentence_transformers.json")}, _modules(folder)
-    if all(_IN_SPEC.fullmatch(module["type"]) for module in modules[1:]):
-        configs = {Path(module["path"], "config.json") for module in modules[1:]}
-        files |= {Path("modules.json")} | configs - {Path(module["path"], "config.json") for module in modules[:1]}
-    return files
 
 
 def _content_read(path: Path) -> bytes:
