@@ -6,9 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from benchmarks.intervals import mean_interval
 from midlayer_encoders._types import Norm
-from tests.docs.frames import BENCH, table
+from tests.docs.frames import BENCH
 from tests.integration.test_real_models import EXPECTED
 
 PAIRS = 1379  # of STSBenchmark's test part
@@ -41,19 +40,6 @@ def sts(norm: Norm) -> list[float]:
 def planted_mistakes() -> list[float]:
     """Return the number of planted mistakes."""
     return [len(json.loads((BENCH / "mistakes" / "planted.json").read_text()))]
-
-
-def cut_and_tuned() -> list[float]:
-    """Return by how many percent a cut at layer 24 makes SmolLM2-135M smaller, and what it gains on each task over seeds."""
-    rows = table("results/tuning.csv").filter(model="SmolLM2-135M")
-    sizes = dict(rows.drop_nulls("parameters").select("layer", "parameters").iter_rows())
-    tuned = rows.filter(when="after").sort("seed")
-    gains = []
-    for task in ("Banking77Classification", "STSBenchmark"):
-        cut, whole = (tuned.filter(task=task, layer=layer) for layer in (24, 30))
-        assert cut["seed"].to_list() == whole["seed"].to_list() == [0, 1, 2]
-        gains += mean_interval((cut["score"] - whole["score"]).to_list())
-    return [100 * (1 - sizes[24] / sizes[30]), *gains]
 
 
 def media_ratios() -> list[float]:

@@ -17,6 +17,11 @@ def choice_row(choice: str) -> list[float]:
     return [number for k in range(3) for number in (zoo_score(k, choice), *zoo_gain(k, choice)[1:])]
 
 
+def readme_row(number: int, choice: str) -> list[float]:
+    """Return the score of a causal model on the short tasks and on passages."""
+    return [zoo_score(number, choice, tasks) for tasks in (TASKS, PASSAGES)]
+
+
 def own_prompt() -> list[float]:
     """Return what a prompt in the language of the texts gains on Gemma-3-270M, in German and in French."""
     of = rivals.results(zoo.CAUSAL[1])

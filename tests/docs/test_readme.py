@@ -2,21 +2,14 @@
 
 import re
 
-import numpy as np
 import pytest
 
-from midlayer_encoders import LayerEncoder
 from tests.docs.stated import ROOT
 
 
 @pytest.mark.docs
-def test_readme_prints_the_layer_and_the_similarities_of_the_encoder() -> None:
+def test_readme_example_prints_what_its_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf8")
-    (texts,) = re.findall(r"encoder\.encode\(\[(.*)\]\)", text)
-    ((layer, recipe),) = re.findall(r"# (\d+) (word-echo)\n", text)
-    (similarities,) = re.findall(r"# tensor\(\[(.*)\]\)", text)
-    encoder = LayerEncoder("built-in", "auto")
-    vectors = encoder.encode(re.findall(r'"([^"]*)"', texts))
-    assert (encoder.layer, encoder.options.recipe) == (int(layer), recipe)
-    printed = [float(number) for number in similarities.split(",")]
-    np.testing.assert_allclose(encoder.similarity(vectors, vectors)[0], printed, atol=6e-5)
+    example, expected = re.findall(r"```python\n(.*?)((?:^# .*\n)+)", text, re.DOTALL | re.MULTILINE)[0]
+    exec(example, {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", expected, re.MULTILINE)
