@@ -50,20 +50,19 @@ def ahead(
 class Behind(Generic[Result]):
     """Runs calls in order in another thread.
 
-    An exception in a call is raised by the next :meth:`hand_on` or at the end of the ``with`` block, and later calls
-    are dropped. If the block itself raises, calls that have not started are dropped.
+    An exception in a call is raised by a later :meth:`hand_on` or at the end of the ``with`` block. Calls that have not
+    started by then are dropped, as they are if the block itself raises.
 
     Args:
         depth: number of calls that may wait; :meth:`hand_on` blocks while there are more.
         done: called in this thread with the result of each call.
     """
 
-    def __init__(self, *, depth: int = 2, done: Callable[[Result], None] | None = None) -> None:
+    def __init__(self, *, depth: int = 2, done: Callable[[Result], None] = lambda _: None) -> None:
         self.depth = depth
         self.done = done
         self._pending: deque[Future[Result]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="midlayer-behind")
-        self._failed = False
 
     def __enter__(self) -> Self:
         return self
@@ -71,26 +70,18 @@ class Behind(Generic[Result]):
     def hand_on(self, call: Callable[..., Result], *args: Any) -> None:
         """Schedule ``call(*args)`` after the earlier calls."""
         while self._pending and (len(self._pending) >= self.depth or self._pending[0].done()):
-            self._finish_first()
-        self._pending.append(self._pool.submit(self._unless_failed, call, *args))
+            self.done(self._pending.popleft().result())
+        previous = self._pending[-1] if self._pending else None
+        self._pending.append(self._pool.submit(self._run, previous, call, *args))
 
-    def _unless_failed(self, call: Callable[..., Result], *args: Any) -> Result:
-        if self._failed:
-            raise RuntimeError("an earlier call failed")  # the earlier exception is raised first
-        try:
-            return call(*args)
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _finish_first(self) -> None:
-        result = self._pending.popleft().result()
-        if self.done is not None:
-            self.done(result)
+    def _run(self, previous: Future[Result] | None, call: Callable[..., Result], *args: Any) -> Result:
+        if previous is not None:
+            previous.result()  # raises the exception of an earlier call
+        return call(*args)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             while error is None and self._pending:
-                self._finish_first()
+                self.done(self._pending.popleft().result())
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -4,26 +4,20 @@ A fast tokenizer encodes in Rust, without the GIL, and then builds Python lists 
 block other threads. Here the ids are taken from the Rust encodings directly.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from statistics import median
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from midlayer_encoders._types import EncoderSpec, Norm, Pooling, Stage
-from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
+from midlayer_encoders._types import Stage
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.media_inputs import audio_lengths, check_taken, medium_of
-from midlayer_encoders.reading.pooled_spans import PooledSpans
-from midlayer_encoders.token_selector import TokenSelector
 from midlayer_encoders.validation import check_count, check_texts
-
-#: Tokens in a batch; ``"auto"`` for the best number on the device.
 
 _CPU_TOKENS = 4096
 _MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
@@ -32,84 +26,9 @@ _MAX_MEDIA = {"cpu": 32, "cuda": 64}  # images or waveforms in a batch
 _HOP = 320  # samples per state in most audio models
 _COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
 _VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
-_LONG_TOKENS = 512  # a text is long with as many, and ten times the median
-_LONG_RATIO = 10
-_NAMED_TEXTS = 5
 
-_log = logging.getLogger(__name__)
-
-
-class LayerSource(Protocol):
-    """A model whose layers can be read, and the preprocessing of its inputs; ``LayerEncoder`` implements it."""
-
-    name: str
-    results_name: str
-    norm: Norm
-    pooling: Pooling
-    layer: int
-    num_layers: int
-    max_pixels: int
-    truncate_dim: int | None
-    tokenizer: Any
-
-    @property
-    def revision(self) -> str | None:
-        """Branch, tag or commit of the model on the hub."""
-
-    @property
-    def transformer(self) -> nn.Module:
-        """The model, whole or cut after the last layer to read."""
-
-    @property
-    def anatomy(self) -> Anatomy:
-        """The structure of the model."""
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """All settings that affect the vectors."""
-
-    @property
-    def media(self) -> list[str]:
-        """Supported inputs: ``"text"``, ``"image"``, ``"audio"``."""
-
-    @property
-    def sampling_rate(self) -> int | None:
-        """Audio samples per second."""
-
-    @property
-    def max_seq_length(self) -> int | None:
-        """Maximum number of tokens; longer texts are truncated."""
-
-    @property
-    def default_prompt(self) -> str:
-        """The prompt used by default."""
-
-    def pooled_tokens(self, prompt: str) -> TokenSelector:
-        """Return which tokens to pool after a prompt."""
-
-    @property
-    def spans(self) -> PooledSpans | None:
-        """The pooling of a template that marks a span; ``None`` for other poolings."""
-
-    @property
-    def after_pooling(self) -> list[str]:
-        """Names of the modules after the first one, except the pooling; all but Normalize are specific to a layer."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model's inputs."""
-
-    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
-        """Return the model's inputs of a batch on the CPU."""
-
-    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
-        """Return the model's inputs of a batch on its device."""
-
-    def check_one_stack(self, argument: str) -> None:
-        """Raise if ``argument`` needs one stack of blocks, and the model has several."""
-
-    def eval(self) -> Any:
-        """Disable dropout."""
+#: An encoder whose layers can be read, and which prepares their inputs: a ``LayerEncoder``, of a room above this one.
+LayerSource: TypeAlias = Any
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts: int = 256) -> list[list[int]]:
@@ -221,31 +140,6 @@ def count_steps(sizes: Sequence[int], batches: Sequence[Sequence[int]], stage: S
     """
     in_order = iter([sizes[position] for batch in batches for position in batch])
     return lambda count: stage.step(sum(islice(in_order, count)))
-
-
-def warn_of_long_texts(source: LayerSource, texts: Sequence[Any], all_texts: Sequence[Any]) -> None:
-    """Warn of texts that have far more tokens than the others, because most of the time goes to them.
-
-    Args:
-        source: the model.
-        texts: texts that will be read.
-        all_texts: the user's texts, whose numbers from 1 the warning gives.
-    """
-    if not texts or not all(isinstance(text, str) for text in texts):
-        return
-    counts = count_tokens(source, texts)
-    typical = median(counts)
-    long_texts = [
-        f"{all_texts.index(text) + 1} ({count:,} tokens)"
-        for text, count in zip(texts, counts, strict=True)
-        if count >= max(_LONG_TOKENS, _LONG_RATIO * typical)
-    ]
-    if long_texts:
-        names = ", ".join(long_texts[:_NAMED_TEXTS]) + (", …" if len(long_texts) > _NAMED_TEXTS else "")
-        _log.warning(
-            "Much longer than the others (%d tokens, the median), and slow: text %s of %d. `max_length=%d` "
-            "(--max-length) truncates.", typical, names, len(all_texts), _LONG_TOKENS,
-        )  # fmt: skip
 
 
 def is_combined(item: Any) -> bool:

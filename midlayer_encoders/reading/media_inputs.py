@@ -22,11 +22,6 @@ from midlayer_encoders.validation import check_choice
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "InputError", "Waveform", "audio_lengths", "check_taken", "is_pil", "media_files", "medium_of", "read_audio",
-    "read_image",
-]  # fmt: skip
-
 _MAX_CHANNELS = 16  # an array with more on both axes is not a waveform
 _SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
@@ -50,13 +45,8 @@ class InputError(MidlayerError, ValueError):
 
 
 @contextmanager
-def _explain_read_errors(path: Path, inputs: str, medium: str) -> Iterator[None]:
+def _explain_read_errors(path: Path, medium: str) -> Iterator[None]:
     """Turn errors while reading a file into an :class:`InputError` that explains them."""
-    if not exists(path):
-        raise InputError(
-            f"`inputs` must be {inputs}, but there is no file {short_repr(str(path), 200)}. For texts, use a "
-            "text model."
-        )
     check_regular_file(path, InputError)
     try:
         with warnings.catch_warnings():
@@ -74,13 +64,11 @@ def _as_array(source: Any) -> npt.NDArray[Any]:
     if hasattr(source, "detach"):  # a tensor on any device
         source = source.detach().cpu()
         source = (source.float() if source.is_floating_point() else source).numpy()  # NumPy has no bfloat16
-    if not isinstance(source, np.ndarray):
+    if not isinstance(source, np.ndarray) or source.dtype.kind not in "buif":
         raise InputError(
-            "`inputs` must be PIL images, paths, arrays or tensors, or for audio (array, rate), "
+            "`inputs` must be PIL images, paths, arrays or tensors of real numbers, or for audio (array, rate), "
             f"but got a {type(source).__name__}: {short_repr(source)}."
         )
-    if source.dtype.kind not in "buif":
-        raise InputError(f"`inputs` as arrays must hold real numbers, but got a dtype of {source.dtype}.")
     return source
 
 
@@ -102,33 +90,23 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
         >>> read_image(np.zeros((2, 3))).size, read_image(np.full((3, 4, 5), 255)).getpixel((0, 0))
         ((3, 2), (255, 255, 255))
     """
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
     if is_pil(source):
         _check_pixels(source.size, max_pixels, "the image")
         return _rgb(source)
-    if isinstance(source, str | Path):
-        return _open_image(expand_home(source), max_pixels)
-    return _rgb(_image_from_array(_as_array(source), max_pixels))
+    if not isinstance(source, str | Path):
+        return _rgb(_image_from_array(_as_array(source), max_pixels))
+    path = expand_home(source)
+    with _explain_read_errors(path, "an image"), Pillow.open(path) as opened:
+        _check_pixels(opened.size, max_pixels, str(path))
+        return _rgb(ImageOps.exif_transpose(opened))
 
 
 def is_pil(item: Any) -> bool:
     """Return True if an input is a PIL image, without importing Pillow."""
     return hasattr(item, "tobytes") and hasattr(item, "mode") and hasattr(item, "getpixel")
-
-
-def _open_image(path: Path, max_pixels: int) -> Image:
-    from PIL import Image as Pillow
-    from PIL import ImageOps
-
-    with _explain_read_errors(path, "images or paths of images", "an image"):
-        try:
-            with Pillow.open(path) as opened:
-                _check_pixels(opened.size, max_pixels, str(path))
-                return _rgb(ImageOps.exif_transpose(opened))
-        except Pillow.DecompressionBombError as error:
-            raise InputError(
-                f"{path} must have at most {max_pixels} pixels, but Pillow rejected it: {error} "
-                "Make it smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` as well as `max_pixels`."
-            ) from error
 
 
 def _check_pixels(size: tuple[int, int], max_pixels: int, name: str) -> None:
@@ -152,9 +130,8 @@ def _rgb(image: Image) -> Image:
         return Pillow.alpha_composite(Pillow.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     if image.mode.startswith("I") or image.mode == "F":
         pixels = np.asarray(image, dtype=np.float64)
-        largest = 65535.0 if pixels.max() > 255 else 255.0
-        scaled = np.clip(pixels / largest, 0, 1) if image.mode != "F" or pixels.max() > 1 else np.clip(pixels, 0, 1)
-        image = Pillow.fromarray(np.round(scaled * 255).astype(np.uint8))
+        white = 65535 if pixels.max() > 255 else 1 if image.mode == "F" and pixels.max() <= 1 else 255
+        image = Pillow.fromarray(np.round(np.clip(pixels / white, 0, 1) * 255).astype(np.uint8))
     return image.convert("RGB")
 
 
@@ -209,12 +186,22 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
         >>> waveform["array"].shape, waveform["sampling_rate"]
         ((16000,), 16000)
     """
-    array, own_rate, name = _samples_and_rate(source)
-    if getattr(own_rate, "shape", None) == ():  # datasets formats it as an array or tensor without axes
-        own_rate = own_rate.item()
+    if isinstance(source, str | Path):
+        source = _open_audio(expand_home(source))
+    elif isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
+        source = source["array"], source["sampling_rate"]
+    elif hasattr(source, "get_all_samples"):  # a torchcodec decoder, which datasets returns
+        samples = source.get_all_samples()
+        source = samples.data, samples.sample_rate
+    if not isinstance(source, tuple) or len(source) != 2:
+        raise InputError(
+            "A waveform must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
+            f"but got {short_repr(source)}."
+        )
+    samples = _one_channel(_as_array(source[0]))
+    own_rate = source[1].item() if getattr(source[1], "shape", None) == () else source[1]  # datasets formats it
     if isinstance(own_rate, bool) or not isinstance(own_rate, int | np.integer) or own_rate < 1:
-        raise InputError(f"The rate of {name} must be a positive number of samples per second, but got {own_rate!r}.")
-    samples = _one_channel(array, name)
+        raise InputError(f"A waveform must have a positive number of samples per second, but got {own_rate!r}.")
     if rate is not None and rate != own_rate:
         from scipy.signal import resample_poly
 
@@ -228,25 +215,8 @@ def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
     return [len(read_audio(waveform, rate=rate)["array"]) for waveform in waveforms]
 
 
-def _samples_and_rate(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
-    """Return the samples, the rate, and a name for error messages."""
-    if isinstance(source, str | Path):
-        return *_open_audio(expand_home(source)), str(source)
-    if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
-        return _as_array(source["array"]), source["sampling_rate"], "the waveform"
-    if isinstance(source, tuple) and len(source) == 2:
-        return _as_array(source[0]), source[1], "the waveform"
-    if hasattr(source, "get_all_samples"):  # a torchcodec decoder, which datasets returns
-        samples = source.get_all_samples()
-        return samples.data.numpy(), samples.sample_rate, "the waveform"
-    raise InputError(
-        "A waveform must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
-        f"but got {short_repr(source)}."
-    )
-
-
 def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
-    with _explain_read_errors(path, "waveforms or paths of audio files", "audio"):
+    with _explain_read_errors(path, "audio"):
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile
 
@@ -260,15 +230,13 @@ def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
             ) from None
 
 
-def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
+def _one_channel(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     if array.ndim == 2 and min(array.shape) <= _MAX_CHANNELS:
         array = array if array.shape[0] >= array.shape[1] else array.T
     elif array.ndim != 1:
-        raise InputError(f"The array of {name} must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
-    if not array.size:
-        raise InputError(f"`inputs` must be waveforms of at least one sample, but {name} is empty.")
-    if array.dtype.kind == "b":
-        raise InputError(f"The samples of {name} must be numbers, but are bools.")
+        raise InputError(f"A waveform must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
+    if not array.size or array.dtype.kind == "b":
+        raise InputError("A waveform must have at least one sample, a number.")
     samples = array.astype(np.float32)
     if array.dtype.kind == "u":  # 8-bit WAV: 128 is silence
         samples = samples / np.float32(128) - 1
@@ -276,7 +244,7 @@ def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
         samples = samples / np.float32(-float(np.iinfo(array.dtype).min))
     samples = samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32)
     if not np.isfinite(samples).all():
-        raise InputError(f"The samples of {name} must be finite, but hold NaN or infinity.")
+        raise InputError("The samples of a waveform must be finite, but hold NaN or infinity.")
     return samples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,15 +14,8 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.metrics.label_accuracy import equal_steps, resampled_means
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text, half_means
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.models.hub import Location, local_only, weight_files
-from midlayer_encoders.reading.batches import (
-    LayerSource,
-    batches_of,
-    count_steps,
-    count_tokens,
-    input_sizes,
-    warn_of_long_texts,
-)
+from midlayer_encoders.models.hub import local_only, weight_files
+from midlayer_encoders.reading.batches import LayerSource, batches_of, count_steps, count_tokens, input_sizes
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import rules
@@ -70,15 +63,8 @@ class DetectedKind:
         return f"The model counts as {KIND_NAMES[self.name]}: {self.evidence}."
 
 
-class KindSource(LayerSource, Protocol):
-    """An encoder of a whole model, and what its files say about its training."""
-
-    location: Location
-    saved: Any  # what its folder holds for sentence-transformers: `modules` and `saved_class`
-
-
 def detect_kind(
-    source: KindSource,
+    source: LayerSource,
     texts: Sequence[Any] = (),
     *,
     seed: int = 0,
@@ -148,7 +134,7 @@ def _describe_head(name: str) -> str:
     return f"a head for {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', match[1]).lower()}"
 
 
-def _weight_names(source: KindSource) -> Sequence[str]:
+def _weight_names(source: LayerSource) -> Sequence[str]:
     """Return the names of the weights in a model's folder, including those of a head or decoder that was not loaded.
 
     There are none for a module in memory and for a file of another format.
@@ -216,7 +202,6 @@ def _half_match_of(
     if len(long_enough) < MIN_TEXTS:
         return None
     sample = [long_enough[position] for position in equal_steps(len(long_enough), _MAX_TEXTS)]
-    warn_of_long_texts(source, sample, texts)
     halves = read_halves(source, sample, token_budget=token_budget, progress=progress)
     return torch.stack([half_match_by_text(*by_layer.double()) for by_layer in halves])
 

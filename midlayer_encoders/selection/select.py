@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 import torch
@@ -29,14 +29,7 @@ from midlayer_encoders.metrics.label_accuracy import (
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.reading.batches import (
-    LayerSource,
-    batches_of,
-    count_steps,
-    count_tokens,
-    input_sizes,
-    warn_of_long_texts,
-)
+from midlayer_encoders.reading.batches import LayerSource, batches_of, count_steps, count_tokens, input_sizes
 from midlayer_encoders.reading.media_inputs import medium_of
 from midlayer_encoders.reading.pooled_spans import join_spans, split_spans
 from midlayer_encoders.reading.reader import layer_reader
@@ -45,7 +38,6 @@ from midlayer_encoders.recipes import (
     RECIPES,
     SMALLEST_SAMPLE,
     Recipe,
-    TakesRecipe,
     centering_offset,
     fitting_recipes,
     has_name,
@@ -55,7 +47,7 @@ from midlayer_encoders.recipes import (
     try_recipe,
 )
 from midlayer_encoders.selection import rules
-from midlayer_encoders.selection.kind import KIND_NAMES, MIN_TEXTS, DetectedKind, KindSource, ModelKind, detect_kind
+from midlayer_encoders.selection.kind import KIND_NAMES, MIN_TEXTS, DetectedKind, ModelKind, detect_kind
 from midlayer_encoders.selection.selection_result import LabelEvidence, Selection, make_selection
 
 #: Name of the labels in the frame; the score is cross-validated accuracy.
@@ -82,7 +74,7 @@ _TEMPLATE_RECIPE = "one-word"  # its depth applies to other prompts
 
 
 def select(
-    source: RecipeSource | pl.DataFrame,
+    source: LayerSource | pl.DataFrame,
     texts: Sequence[str] | None = None,
     labels: Sequence[int | str | None] | None = None,
     *,
@@ -151,8 +143,6 @@ def select(
         candidates = fitting_recipes(source, recipes_of("recipes", recipes))
         _check_center(candidates, inputs)
         encoders = {each: source if each == plain else source.with_recipe(each.apart()) for each in candidates}
-    if labeled or requested or all_rules:
-        warn_of_long_texts(source, labeled or inputs.sample, texts or ())
     measured = metrics, unmeasured = measure_metrics(source, inputs, requested, all_rules=all_rules)
     kind = default = None
     if rule == "auto":
@@ -205,7 +195,7 @@ def _labeled_texts(
     return [text for text, _ in pairs], classes
 
 
-def _default_layer(source: RecipeSource, kind: DetectedKind) -> tuple[int, str]:
+def _default_layer(source: LayerSource, kind: DetectedKind) -> tuple[int, str]:
     """Return layer and reason of ``auto`` without labels."""
     if kind.name == "tuned":
         return source.num_layers, "the last layer of an embedding model"
@@ -254,21 +244,6 @@ def default_depth(recipe: Recipe, kind: ModelKind) -> float:
     return depths.get(name, depths[PLAIN])
 
 
-class RecipeSource(KindSource, TakesRecipe, Protocol):
-    """An encoder that can apply other recipes."""
-
-    def to(self, device: torch.device) -> Any:
-        """Move the model to a device."""
-
-    @property
-    def own_recipe(self) -> Recipe | None:
-        """The recipe that the encoder's template and pooling amount to; ``None`` without a template."""
-
-    @property
-    def reads_plainly(self) -> bool:
-        """Whether no option says how to read texts."""
-
-
 def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
     """Return the selection from a tidy frame; with several recipes, of the one with the best score."""
     names = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
@@ -302,7 +277,7 @@ def _check_center(recipes: Sequence[Recipe], inputs: SelectionInputs) -> None:
 
 
 def select_recipe(
-    source: RecipeSource,
+    source: LayerSource,
     inputs: SelectionInputs,
     encoders: Mapping[Recipe, LayerSource],
     measured: tuple[pl.DataFrame, str],

@@ -52,7 +52,7 @@ def test_text_in_a_dict_by_medium_is_accepted(llama: LayerEncoder) -> None:
 def test_empty_text_of_a_joint_model_is_a_zero_vector(tmp_path: Path) -> None:
     encoder = LayerEncoder(save_joint("CLIP", tmp_path), 1, device="cpu")
     assert not encoder.encode("").any()
-    with pytest.raises(InputError, match="there is no file 'a cat'"):
+    with pytest.raises(InputError, match="There is no file 'a cat'"):
         encoder.encode({"image": "a cat"})
     assert encoder.encode("a" * 300 + ".png").any()  # too long to be a file: a text
 

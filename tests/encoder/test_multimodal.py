@@ -143,13 +143,17 @@ def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Fol
 @pytest.mark.parametrize(
     ("name", "item", "message"),
     [
-        ("ViT", "no such file.png", "there is no file 'no such file.png'"),
+        ("ViT", "no such file.png", "There is no file 'no such file.png'"),
         ("ViT", WAVEFORMS[0], "must each be an image for ViT.*, but got a waveform"),
         ("Wav2Vec2", IMAGES[0], "must each be a waveform for Wav2Vec2.*, but got an image"),
         ("Llama", IMAGES[0], "must each be a text for Llama.*, but got an image"),
         ("Wav2Vec2", (np.zeros(0, dtype=np.float32), RATE), "Input 0: .*at least one sample"),
         ("Wav2Vec2", (np.ones(5, dtype=np.float32), RATE), r"Input 0: .*at least 20 samples for .*, but has 5"),
-        ("Wav2Vec2", (np.ones(500, dtype=np.float32), 0), "rate of the waveform must be a positive"),
+        (
+            "Wav2Vec2",
+            (np.ones(500, dtype=np.float32), 0),
+            "must have a positive number of samples per second, but got 0",
+        ),
         ("Wav2Vec2", np.ones(500, dtype=np.float32), r"must come with its rate"),
     ],
 )

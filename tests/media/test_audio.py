@@ -77,7 +77,7 @@ def test_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ((np.zeros(0), RATE), "at least one sample, but the waveform is empty"),
+        ((np.zeros(0), RATE), "at least one sample"),
         ((np.zeros((2, 0)), RATE), "at least one sample"),
         ((np.full(9, np.nan), RATE), "must be finite"),
         ((SAMPLES, -1), "positive number of samples per second, but got -1"),
@@ -86,7 +86,7 @@ def test_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
         ((SAMPLES, 44.1), "positive number of samples per second, but got 44.1"),
         ((np.zeros((40, 40)), RATE), r"shape \(T,\), \(C, T\) or \(T, C\), but got \(40, 40\)"),
         (SAMPLES, r"must come with its rate: \(array, 16000\)"),
-        ("nowhere.wav", "there is no file 'nowhere.wav'"),
+        ("nowhere.wav", "There is no file 'nowhere.wav'"),
     ],
 )
 def test_invalid_waveforms_are_refused(source: object, text: str) -> None:

@@ -65,7 +65,7 @@ def test_photo_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
         (np.full((4, 4, 3), 300), "integers from 0 to 255"),
         (np.linspace(-1, 2, 16).reshape(4, 4), "floats from 0 to 1, but its values range from -1 to 2"),
         (np.zeros((0, 4, 3)), "at least one pixel, but the array has 4 x 0"),
-        ("nowhere.png", "there is no file 'nowhere.png'"),
+        ("nowhere.png", "There is no file 'nowhere.png'"),
         (object(), "must be PIL images, paths, arrays or tensors"),
     ],
 )
@@ -90,7 +90,7 @@ def test_pixel_limit_applies_before_decoding(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match=r"`max_pixels` is 1000, but .*large\.png has 60 x 40 = 2400"):
         read_image(complete, max_pixels=1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(InputError, match=r"large\.png .*Pillow rejected it.*MAX_IMAGE_PIXELS"):
+    with pytest.raises(InputError, match=r"large\.png cannot be read as an image: .* exceeds limit"):
         read_image(complete)
     with pytest.raises(InputError, match="raise `max_pixels`"):
         read_image(image(0), max_pixels=10)

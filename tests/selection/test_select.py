@@ -1,20 +1,17 @@
 """Selections from an encoder: measurements, labels, and invalid calls."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.label_accuracy import gain_interval
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select
-from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import VALLEY, frame
 
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
@@ -80,23 +77,6 @@ def test_select_with_labels_reports_tokens_and_then_scores(whole: LayerEncoder) 
     total = count_tokens(whole, TEXTS)
     assert [item for item in reports if item[0] == "labels"][-1] == ("labels", total, total)
     assert [item for item in reports if item[0] == "scoring"] == [("scoring", done, 3) for done in range(4)]
-
-
-@pytest.mark.long
-def test_select_names_texts_far_longer_than_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=1024,
-    )  # fmt: skip
-    folder = save_causal("byte level", tmp_path, LlamaForCausalLM(config))
-    encoder = LayerEncoder(folder, -1, max_length=1024, device="cpu")
-    long = "many words " * 150
-    texts = [*TEXTS[:7], long, *TEXTS[7:]]
-    select(encoder, texts, [*KINDS[:7], None, *KINDS[7:]], recipes="plain")
-    assert "longer than the others" not in caplog.text, "it is not read"
-    select(encoder, texts, [*KINDS[:7], KINDS[0], *KINDS[7:]], recipes="plain")
-    named = f"text 8 ({count_tokens(encoder, [long])} tokens) of 21. `max_length=512` (--max-length) truncates"
-    assert named in caplog.text
 
 
 def test_select_without_a_text_is_refused(whole: LayerEncoder) -> None:
