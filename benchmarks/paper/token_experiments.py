@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.paper.setting import MissingInputError, Setting
+from benchmarks.paper.sites import block_sites, capture_sites
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import check_blocks
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
 from midlayer_encoders.metrics.eigen import spectral_entropy
-from midlayer_encoders.models.anatomy import block_sites
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
@@ -290,7 +289,7 @@ def subblocks(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 
         max_length: number of tokens after which a text is truncated.
 
     Returns:
-        The tidy columns, and ``site``; see :func:`~midlayer_encoders.models.anatomy.block_sites`. The layer of a site
+        The tidy columns, and ``site``; see :func:`~benchmarks.paper.sites.block_sites`. The layer of a site
         is that of the block's output, ``1`` to ``num_layers``.
     """
     ids = _token_ids(encoder, texts, max_length)
@@ -307,7 +306,7 @@ def subblocks(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 
                 metric.update(states, real.to(states.device), layer=layer)
 
         with torch.inference_mode():
-            capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=sites)
+            capture_sites(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=sites)
     rows = [
         {"layer": layer, "name": name, "value": value, "site": site}
         for site, site_metrics in metrics.items()

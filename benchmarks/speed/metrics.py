@@ -61,7 +61,7 @@ def largest_error(model: Any, inputs: dict[str, Tensor], anatomy: Any) -> float:
     """Return the largest difference in nats between the fast method and float64 over 8 prompts of every layer."""
     worst = 0.0
 
-    def compare(_: int, __: str, states: Tensor) -> None:
+    def compare(_: int, states: Tensor) -> None:
         nonlocal worst
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         fast = prompt_entropy(states, mask, method="fast").double()
@@ -90,7 +90,7 @@ def row(model: Any, length: int, tokens: int, rounds: int, device: str) -> str:
     entropy, curvature, rank = PromptEntropy(layers), Curvature(layers), PromptEffectiveRank(layers)
 
     def measured(**metrics: LayerMetric) -> None:
-        def receive(layer: int, _: str, states: Tensor) -> None:
+        def receive(layer: int, states: Tensor) -> None:
             for metric in metrics.values():
                 metric.update(states, mask, layer=layer)
 

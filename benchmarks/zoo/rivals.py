@@ -29,13 +29,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from benchmarks.paper.sites import capture_sites
 from benchmarks.zoo.run import recorded_tasks
 from benchmarks.zoo.variants import PREPENDED_UP_TO, prepended_states
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.reading.batches import batches_of, tokens_that_fit
-from midlayer_encoders.reading.capture import STREAM, capture
+from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.pooled_spans import join_spans, split_spans
 from midlayer_encoders.recipes import RECIPES, centering_offset
@@ -101,24 +102,28 @@ def mean_and_last(states: Tensor, batch: Batch) -> Tensor:
 
 @torch.inference_mode()
 def read(
-    encoder: LayerEncoder, texts: list[str], layers: Sequence[int], site: str = STREAM, *,
+    encoder: LayerEncoder, texts: list[str], layers: Sequence[int], site: str | None = None, *,
     pool: Callable[[Tensor, Batch], Tensor] = last_token, change: Callable[[Batch], Any] = nullcontext,
 ) -> dict[int, Tensor]:  # fmt: skip
     """Return pooled states of layers, shape ``(N, D)`` each, from passes inside the ``with`` block of ``change``."""
     vectors: dict[int, Tensor] = {}
 
-    def receive(layer: int, _: str, states: Tensor) -> None:
+    def receive(layer: int, *site_and_states: Any) -> None:
+        states = site_and_states[-1]
         pooled = pool(states, batch)
         vectors.setdefault(layer, pooled.new_empty(len(texts), pooled.shape[1]))[batch.rows] = pooled
 
-    model, how = encoder.transformer, {"anatomy": encoder.anatomy, "layers": layers, "norm": "final", "sites": (site,)}
+    model, how = encoder.transformer, {"anatomy": encoder.anatomy, "layers": layers}
     for rows in batches_of(encoder, texts, token_budget=tokens_that_fit(encoder)):
         inputs = encoder.model_inputs([texts[row] for row in rows])
         mask = inputs.pop("attention_mask").bool()  # no token sees the padding at the right
         numbers = torch.arange(len(rows), device=mask.device)
         batch = Batch(torch.tensor(rows, device=mask.device), mask, (numbers, mask.sum(dim=1) - 1))
         with change(batch), fused_blocks(model):
-            capture(model, inputs | {"use_cache": False}, receive, **how)
+            if site is None:
+                capture(model, inputs | {"use_cache": False}, receive, norm="final", **how)
+            else:
+                capture_sites(model, inputs | {"use_cache": False}, receive, sites=[site], **how)
     return vectors
 
 

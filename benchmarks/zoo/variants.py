@@ -23,11 +23,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from benchmarks.paper.sites import capture_sites
 from benchmarks.zoo.run import recorded_tasks
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.reading.capture import capture, final_norm
+from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.pooled_spans import split_spans
 from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.sweeping.scoring.recording import Recorded
@@ -115,7 +116,7 @@ def _attention_outputs(encoder: LayerEncoder, texts: list[str]) -> Tensor:
         vectors.append(torch.einsum("bt,btd->bd", shares, norm(states).float()))
 
     layers = list(range(1, encoder.num_layers + 1))
-    capture(encoder.transformer, inputs, receive, anatomy=encoder.anatomy, layers=layers, sites=("attention",))
+    capture_sites(encoder.transformer, inputs, receive, anatomy=encoder.anatomy, layers=layers, sites=["attention"])
     return torch.stack(vectors)
 
 

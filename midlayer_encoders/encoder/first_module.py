@@ -283,7 +283,7 @@ class UncutTransformer(Transformer):
         states: list[Tensor] = []
         output: dict[str, Any] = {**features}
 
-        def add(_: int, __: str, layer_states: Tensor) -> None:
+        def add(_: int, layer_states: Tensor) -> None:
             states.append(layer_states)
 
         with layers_watched(self.model, add, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False):

@@ -1,4 +1,4 @@
-"""Locate the embeddings, blocks and final norm of a model and the named points of a block, and resolve layer numbers.
+"""Locate the embeddings, blocks and final norm of a model, and resolve layer numbers.
 
 Layer ``0`` is the input of the first block, ``k`` the output of block ``k``, and ``L`` the last. Rules on the module
 tree find every part; tables list the few families that break a rule.
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -329,84 +329,6 @@ def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...]:
         if norms:
             return (f"{parent}.{norms[-1]}".lstrip("."),)
     return ()
-
-
-# --- named points inside a block: the residual stream, and the inputs and outputs of attention and MLP ----------------
-
-#: The named points inside a block, in the order of the forward pass.
-SITES = (
-    "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
-    "mlp_in", "mlp", "mlp_sum", "residual_out",
-)  # fmt: skip
-
-_LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
-_ATTENTION = re.compile(r"Attention|Attn|Mixer")
-_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
-_FUSED = {"WavLMAttention"}  # passes its projections' weights to one function and never calls them
-_SPARSE = re.compile(r"Moe|MoE|Sparse")
-
-# The residual stream between attention and MLP: the input of the norm before the MLP or, in post-norm blocks, the
-# output of the norm after attention. The first match wins.
-_MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
-    (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
-    (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
-    (r"post_attention_layernorm|final_layer_norm", "input"),
-)
-
-
-class Site(NamedTuple):
-    """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
-
-    module: str
-    side: Literal["input", "output"]
-
-
-def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
-    """Return the named points that a block has.
-
-    Args:
-        block: one of the blocks.
-        config: config of the model, which says whether attention and MLP run in parallel.
-
-    Returns:
-        ``residual_in``, ``attention_in`` (the input of attention: the normalized stream, or the stream itself in
-        post-norm blocks), ``attention`` (what attention adds to the stream, before any scale or norm), ``residual_mid``
-        (the stream between attention and MLP, unless they run in parallel or one is missing), ``mlp_in``, ``mlp`` and
-        ``residual_out``; in post-norm blocks also ``attention_sum`` and ``mlp_sum``, the stream before those norms. A
-        state-space mixer counts as attention.
-    """
-    names = dict(block.named_modules())
-    sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
-    heads = [name for name, module in names.items() if name and _ATTENTION.search(type(module).__name__)]
-    inside = tuple(f"{name}." for name in heads)
-    linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
-    if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
-        readers = [name for name in linear if name.startswith(inside) and name not in attention]
-        reader, writer = (readers[0], attention[-1]) if type(names[heads[0]]).__name__ not in _FUSED else heads[:1] * 2
-        sites |= {"attention_in": Site(reader, "input"), "attention": Site(writer, "output")}
-    sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
-    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
-        sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}
-    if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
-        sites["residual_mid"] = middle
-        if middle.side == "output":
-            norms = [name for name, module in names.items() if name and type(module).__name__.endswith("Norm")]
-            outer = [name for name in norms if not name.startswith(inside) and name != middle.module]
-            sites |= {"attention_sum": Site(middle.module, "input"), "mlp_sum": Site(outer[-1], "input")}
-    return {name: sites[name] for name in SITES if name in sites}
-
-
-def _middle(names: list[str], config: Any) -> Site | None:
-    if getattr(config, "use_parallel_residual", False):
-        return None
-    if getattr(config, "model_type", None) == "opt" and not config.do_layer_norm_before:
-        return Site("self_attn_layer_norm", "output")
-    if getattr(config, "do_stable_layer_norm", True) is False:
-        return Site("layer_norm", "output")
-    for pattern, side in _MIDDLE:
-        if norms := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
-            return Site(norms[0], side)
-    return None
 
 
 # --- padding ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, block_sites
+from midlayer_encoders.models.anatomy import Anatomy
 
 # Config fields that list something for each block.
 _PER_LAYER = re.compile(r"layer|block|window|pattern")
@@ -23,6 +23,8 @@ _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 _NEVER_EMPTY = {"deberta", "deberta-v2", "longformer", "modernbert", "modernbert-decoder", "xmod"}
 # Families that cannot be built with only one block that shares its weights while weights are tied.
 _TIED_BLOCKS = {"zamba"}
+# The last operation of attention, MLP or mixer, in the families whose layer 0 needs a block.
+_OUTPUT_PROJECTION = re.compile(r"(^|\.)(Wo|out_proj|output\.dense)$")
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
             names = [name for name in internals.COUNTS if name in counts and name in vars(config)]
             vars(config).update({name: counts[name] for name in names})
     if cut.silent:
-        _silence(blocks[0], config)
+        _silence(blocks[0])
     if cut.unnormed:
         _move_norm(model, dict(cut.unnormed))
     return model
@@ -227,9 +229,9 @@ def _copied(block: nn.Module, position: int) -> nn.Module:
     return copied
 
 
-def _silence(block: nn.Module, config: Any) -> None:
+def _silence(block: nn.Module) -> None:
     """Zero the outputs of a pre-norm block's sub-layers, so that it returns its input."""
-    sites = block_sites(block, config)
-    for site in (sites[name] for name in ("attention", "mlp") if name in sites):
-        for parameter in block.get_submodule(site.module).parameters():
-            nn.init.zeros_(parameter)
+    for name, module in block.named_modules():
+        if _OUTPUT_PROJECTION.search(name):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)

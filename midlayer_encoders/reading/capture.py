@@ -8,22 +8,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeAlias
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.models.anatomy import Anatomy, Site, block_sites
+from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.validation import check_choice
 
-#: The site of the residual stream after a block.
-STREAM = "residual_out"
-
-#: Called with the layer, the site and the states ``(B, T, D)``, in ascending order of layers.
-Receive: TypeAlias = Callable[[int, str, Tensor], None]
+#: Called with the layer and the states ``(B, T, D)``, in ascending order of layers.
+Receive: TypeAlias = Callable[[int, Tensor], None]
 
 
 class _LastLayerReadError(Exception):
@@ -38,7 +33,6 @@ def capture(
     anatomy: Anatomy,
     layers: Sequence[int],
     norm: Norm = "none",
-    sites: Sequence[str] = (STREAM,),
 ) -> None:
     """Run ``model`` once and pass the states of the layers to ``receive``; later blocks do not run.
 
@@ -51,13 +45,12 @@ def capture(
         anatomy: structure of ``model``.
         layers: layers to read, ``0`` to ``num_layers``.
         norm: ``"final"`` applies the final norm to the residual stream.
-        sites: points of each block to read; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
     """
     complete = bool(sharded_modules(model))
     arguments = accepted_arguments(model, inputs)
     if complete and "logits_to_keep" in inspect.signature(model.forward).parameters:
         arguments["logits_to_keep"] = 1  # the pass reaches the head, whose output is large
-    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=complete):
+    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, complete=complete):
         model(**arguments)
 
 
@@ -72,7 +65,7 @@ def captured(
 ) -> list[Tensor]:
     """Return the states of layers in ascending order; see :func:`capture`."""
     states: list[Tensor] = []
-    capture(model, inputs, lambda _, __, found: states.append(found), anatomy=anatomy, layers=layers, norm=norm)
+    capture(model, inputs, lambda _, found: states.append(found), anatomy=anatomy, layers=layers, norm=norm)
     return states
 
 
@@ -96,7 +89,6 @@ def layers_watched(
     anatomy: Anatomy,
     layers: Sequence[int],
     norm: Norm = "none",
-    sites: Sequence[str] = (STREAM,),
     complete: bool = True,
 ) -> Iterator[None]:
     """Pass the states of layers to ``receive`` in all passes of ``model`` inside a ``with`` block.
@@ -108,56 +100,31 @@ def layers_watched(
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
-    inner_sites = [name for name in sites if name != STREAM]
-    shape: tuple[int, ...] = ()  # (B, T) of the residual stream
     entered = 0  # blocks entered in this pass; a shared block is entered several times
 
-    def hand_on(layer: int, site: str, states: Tensor) -> None:
-        if layer in layers and site in sites:
-            states = anatomy.tokens(states)
-            receive(layer, site, normed(states) if site == STREAM else _token_rows(states, shape, site))
-        if layer == layers[-1] and site == STREAM and not complete:
+    def hand_on(layer: int, states: Tensor) -> None:
+        if layer in layers:
+            receive(layer, normed(anatomy.tokens(states)))
+        if layer == layers[-1] and not complete:
             raise _LastLayerReadError
 
-    def enter(states: Tensor) -> None:
-        nonlocal entered, shape
-        entered += 1
-        shape = tuple(anatomy.tokens(states).shape[:2])
-        hand_on(entered - 1, STREAM, states)
-
-    def leave(states: Tensor) -> None:
-        if entered == anatomy.num_layers:
-            hand_on(entered, STREAM, states)
-
-    def inside(name: str) -> Callable[[Tensor], None]:
-        return lambda states: hand_on(entered, name, states)
-
-    def watch(site: Site, take: Callable[[Tensor], None]) -> None:
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        nonlocal entered
+        if is_current():
+            entered += 1
             # In another thread torch may call the hook without `kwargs` while it is being registered.
-            if is_current():
-                take(input_states(args, kwargs or {}))
+            hand_on(entered - 1, input_states(args, kwargs or {}))
 
-        def after(_: nn.Module, __: Any, output: Any) -> None:
-            if is_current():
-                states = first_tensor(output)
-                assert states is not None
-                take(states)
-
-        module = block.get_submodule(site.module)
-        if site.side == "input":
-            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        else:
-            hooks.callback(module.register_forward_hook(after).remove)
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        if is_current() and entered == anatomy.num_layers:
+            states = first_tensor(output)
+            assert states is not None
+            hand_on(entered, states)
 
     with turn(model) as is_current, ExitStack() as hooks:
         for block in anatomy.distinct_blocks(model):
-            watch(Site("", "input"), enter)
-            watch(Site("", "output"), leave)
-            available = block_sites(block, getattr(model, "config", None)) if inner_sites else {}
-            for name in inner_sites:
-                check_choice("sites", name, available)
-                watch(available[name], inside(name))
+            hooks.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(block.register_forward_hook(after).remove)
         with suppress(_LastLayerReadError):
             yield
 
@@ -176,7 +143,7 @@ def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[
         if not is_current() or entered <= layer:
             return output
         states = input_states(args, kwargs)
-        bypassed = _with_states(output, first_tensor(output), states)
+        bypassed = with_states(output, first_tensor(output), states)
         if first_tensor(bypassed) is not states:
             raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
         return bypassed
@@ -187,35 +154,12 @@ def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[
         yield
 
 
-@contextmanager
-def blocks_returning(model: nn.Module, anatomy: Anatomy, output: Any, states: Tensor) -> Iterator[None]:
-    """Make all blocks return the same states without running, inside a ``with`` block that holds the model's lock.
-
-    Args:
-        model: the model.
-        anatomy: structure of ``model``.
-        output: an output of a block, whose form the blocks keep.
-        states: the states.
-    """
-    replaced = _with_states(output, first_tensor(output), states)
-    if first_tensor(replaced) is not states:
-        raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
-
-    def forward(*_: Any, **__: Any) -> Any:
-        return replaced
-
-    with ExitStack() as stack:
-        for block in anatomy.distinct_blocks(model):
-            stack.enter_context(mock.patch.object(block, "forward", forward))
-        yield
-
-
-def _with_states(output: Any, states: Tensor | None, replacement: Tensor) -> Any:
+def with_states(output: Any, states: Tensor | None, replacement: Tensor) -> Any:
     """Return the output of a block with other states."""
     if output is states:
         return replacement
     if isinstance(output, tuple | list):
-        return type(output)(_with_states(value, states, replacement) for value in output)
+        return type(output)(with_states(value, states, replacement) for value in output)
     return output
 
 
@@ -226,18 +170,6 @@ def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> nn.Sequential:
     projection); with ``norm="none"`` it returns the states unchanged.
     """
     return nn.Sequential(*(model.get_submodule(path) for path in (anatomy.final if norm == "final" else ())))
-
-
-def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
-    """Return the states inside a block as ``(B, T, D)``; some models flatten batch and tokens."""
-    if states.ndim == 2 and len(states) == shape[0] * shape[1]:
-        states = states.reshape(*shape, -1)
-    if tuple(states.shape[:2]) != shape:
-        raise OptionError(
-            f"`site` {site!r} cannot be read from this model: its states have the shape {tuple(states.shape)}, but the "
-            f"residual stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
-        )
-    return states
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -73,7 +73,7 @@ def _states(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor], le
     """Return the states of the first tokens of each text but the first at all layers, ``(L, T, D)`` each."""
     by_layer: list[Tensor] = []
 
-    def receive(_: int, __: str, states: Tensor) -> None:
+    def receive(_: int, states: Tensor) -> None:
         by_layer.append(states[1:, :length].clone())
 
     capture(model, inputs, receive, anatomy=anatomy, layers=range(anatomy.num_layers + 1))

@@ -309,7 +309,7 @@ class Flow:
         masks: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         vectors: dict[int, Tensor] = {}
 
-        def receive(layer: int, _: str, states: Tensor) -> None:
+        def receive(layer: int, states: Tensor) -> None:
             key = states.shape[:2], states.device
             if key not in masks:
                 mask = real_tokens(real, states, model=reader.model)

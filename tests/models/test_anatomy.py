@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from transformers import JambaConfig, JambaModel
 
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
-from midlayer_encoders.models.anatomy import SITES, Anatomy, block_sites, find_anatomy, resolve_layer
-from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
+from tests.families import DEPTH, FAMILIES, inputs, tiny
 
 
 def first_tensor(value: object) -> Tensor:
@@ -72,79 +72,6 @@ def test_embeddings_are_found(name: str) -> None:
     path = find_anatomy(model).embeddings
     assert path is not None
     assert sum(p.numel() for p in model.get_submodule(path).parameters()) > 0
-
-
-SCALED = {
-    "DINOv2": "layer_scale1",
-    "Gemma2": "post_attention_layernorm",
-}  # applied between attention and the residual sum
-POST_NORM = {"BERT", "RoBERTa", "DistilBERT", "DeBERTaV2", "DeBERTaV2-conv", "ALBERT", "OPT-350m"}
-POST_NORM |= {"Wav2Vec2", "HuBERT", "WavLM"}
-NO_MIDDLE = {"GPTNeoX", "Mamba", "Mamba2"}  # parallel branches, or no MLP
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_sites_in_a_block_add_up_to_the_residual_stream(name: str) -> None:
-    model = tiny(name)
-    block = find_anatomy(model).block(model, 2)
-    sites = block_sites(block, model.config)
-    assert ("residual_mid" not in sites) == (name in NO_MIDDLE)
-    assert ("mlp" not in sites) == (name in {"Mamba", "Mamba2"})
-    recorded, _ = record_states(
-        model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()}
-    )
-    call = 1 if name == "ALBERT" else 0
-    states = {key: values[call].reshape(2, -1, WIDTH) for key, values in recorded.items()}
-    added = states["attention"]
-    with torch.no_grad():
-        if name in SCALED:
-            added = block.get_submodule(SCALED[name])(added)
-        if name in POST_NORM:
-            norm = block.get_submodule(sites["residual_mid"].module)
-            torch.testing.assert_close(norm(states["residual_in"] + added), states["residual_mid"])
-        elif name in NO_MIDDLE:
-            torch.testing.assert_close(states["residual_in"] + added + states.get("mlp", 0), states["residual_out"])
-        elif name == "BEiT":  # the scale is a bare parameter of the block
-            scale = getattr(block, "lambda_1", None)
-            torch.testing.assert_close(
-                states["residual_in"] + (added if scale is None else scale * added), states["residual_mid"]
-            )
-        else:
-            torch.testing.assert_close(states["residual_in"] + added, states["residual_mid"])
-            if name not in SCALED:
-                torch.testing.assert_close(states["residual_mid"] + states["mlp"], states["residual_out"])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_sites_before_and_after_the_norms_are_related_by_them(name: str) -> None:
-    model = tiny(name)
-    block = find_anatomy(model).block(model, 2)
-    sites = block_sites(block, model.config)
-    assert list(sites) == [site for site in SITES if site in sites]
-    recorded, _ = record_states(
-        model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()}
-    )
-    states = {key: values[1 if name == "ALBERT" else 0].reshape(2, -1, WIDTH) for key, values in recorded.items()}
-    norms = [module for path, module in block.named_modules() if path and type(module).__name__.endswith("Norm")]
-
-    def norm_connects(before: str, after: str) -> bool:
-        """Return True if exactly one norm of the block maps the first site to the second."""
-        widths = [norm for norm in norms if norm.weight.shape == (WIDTH,)]
-        return sum(torch.allclose(norm(states[before]), states[after], atol=1e-5) for norm in widths) == 1
-
-    with torch.no_grad():
-        if name in POST_NORM:
-            torch.testing.assert_close(states["attention_in"], states["residual_in"])
-            torch.testing.assert_close(states["mlp_in"], states["residual_mid"])
-            torch.testing.assert_close(states["attention_sum"], states["residual_in"] + states["attention"])
-            torch.testing.assert_close(states["mlp_sum"], states["residual_mid"] + states["mlp"])
-            assert norm_connects("attention_sum", "residual_mid")
-            assert norm_connects("mlp_sum", "residual_out")
-        else:
-            assert norm_connects("residual_in", "attention_in")
-            assert "mlp" not in sites or norm_connects(
-                "residual_mid" if "residual_mid" in sites else "residual_in", "mlp_in"
-            )
 
 
 def test_albert_reports_shared_blocks() -> None:

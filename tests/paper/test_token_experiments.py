@@ -10,6 +10,7 @@ from polars.testing import assert_frame_equal
 from torch import Tensor
 
 from benchmarks.paper import token_experiments
+from benchmarks.paper.sites import block_sites
 from benchmarks.paper.token_experiments import (
     PROBABILITIES,
     REPLACEMENTS,
@@ -23,7 +24,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
-from midlayer_encoders.models.anatomy import block_sites, find_anatomy
+from midlayer_encoders.models.anatomy import find_anatomy
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS, Folder
 

@@ -8,9 +8,10 @@ from torch import Tensor
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from midlayer_encoders.models.anatomy import block_sites, find_anatomy
+from midlayer_encoders.extras.joint.reader import blocks_returning
+from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.capture import STREAM, blocks_returning, capture
+from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import LayerReader
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 from tests.models.test_cut import expected_states
@@ -28,7 +29,7 @@ def test_every_layer_of_every_family_comes_from_one_pass(name: str, norm: Norm) 
     before = hooks_on(model)
     with torch.no_grad():
         capture(
-            model, inputs(name), lambda layer, _, states: actual.append((layer, states.reshape(2, -1, states.shape[-1]))),
+            model, inputs(name), lambda layer, states: actual.append((layer, states.reshape(2, -1, states.shape[-1]))),
             anatomy=find_anatomy(model), layers=range(DEPTH + 1), norm=norm,
         )  # fmt: skip
     assert [layer for layer, _ in actual] == list(range(DEPTH + 1))
@@ -76,28 +77,11 @@ def test_hooks_are_removed_when_a_batch_raises() -> None:
     assert hooks_on(model) == 0
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "BERT", "ALBERT", "Gemma2"])
-def test_sites_inside_blocks_come_with_their_layer(name: str) -> None:
-    model, actual = tiny(name), {}
-    anatomy = find_anatomy(model)
-    sites = [*block_sites(anatomy.block(model, 1), model.config)]
-    with torch.no_grad():
-        capture(
-            model, inputs(name), lambda layer, site, states: actual.setdefault((layer, site), states),
-            anatomy=anatomy, layers=range(1, DEPTH + 1), sites=sites,
-        )  # fmt: skip
-    assert set(actual) == {(layer, site) for layer in range(1, DEPTH + 1) for site in sites}
-    for layer in range(2, DEPTH + 1):
-        torch.testing.assert_close(actual[layer, "residual_in"], actual[layer - 1, STREAM])
-
-
-def test_invalid_layers_and_sites_are_refused() -> None:
+def test_invalid_layers_are_refused() -> None:
     model = tiny("Llama")
     anatomy = find_anatomy(model)
     with pytest.raises(OptionError, match=r"within \[0, 4\]"):
         capture(model, inputs("Llama"), lambda *_: None, anatomy=anatomy, layers=[5])
-    with pytest.raises(OptionError, match="Did you mean 'attention'"):
-        capture(model, inputs("Llama"), lambda *_: None, anatomy=anatomy, layers=[1], sites=["attentoin"])
 
 
 # --- batches -------------------------------------------------------------------------------------------------------

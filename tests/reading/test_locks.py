@@ -104,16 +104,16 @@ def test_capture_records_only_its_own_pass(where: str) -> None:
     anatomy, batch = find_anatomy(model), inputs("Llama")
     plain, second = model(**batch).last_hidden_state, {name: value[:, :4] for name, value in batch.items()}
     recorded: list[tuple[int, Tensor]] = []
-    capture(model, batch, lambda layer, _, states: recorded.append((layer, states)), anatomy=anatomy, layers=range(5))
+    capture(model, batch, lambda layer, states: recorded.append((layer, states)), anatomy=anatomy, layers=range(5))
     repeated: list[tuple[int, Tensor]] = []
     short: list[Tensor] = []
 
-    def receive(layer: int, _: str, states: Tensor) -> None:
+    def receive(layer: int, states: Tensor) -> None:
         repeated.append((layer, states))
         if where == "another thread":
             short.append(threads.submit(torch.no_grad()(model), **second).result(_SECONDS).last_hidden_state)
         else:
-            capture(model, second, lambda *output: short.append(output[2]), anatomy=anatomy, layers=[4], norm="final")
+            capture(model, second, lambda _, states: short.append(states), anatomy=anatomy, layers=[4], norm="final")
 
     with ThreadPoolExecutor(1) as threads:
         capture(model, batch, receive, anatomy=anatomy, layers=range(5))

@@ -8,7 +8,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from midlayer_encoders._types import POOLINGS, Pooling
-from midlayer_encoders.reading.pooling import NormForm, find_form, pool, pool_normalized
+from midlayer_encoders.extras.kernels.norm_forms import NormForm, find_form
+from midlayer_encoders.reading.pooling import pool, pool_normalized
 
 WIDTH = 40
 

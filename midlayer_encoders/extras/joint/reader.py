@@ -4,15 +4,17 @@ The heads pool and project the states after a tower's last block. A layer's vect
 return the layer's states, which is the vector of the model without the later blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.reading.capture import blocks_returning, layers_watched
+from midlayer_encoders.reading.capture import first_tensor, layers_watched, with_states
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import Flow, LayerReader, TokenReceive
 
@@ -73,7 +75,7 @@ def _head_outputs(
         nonlocal block_output
         block_output = output if block_output is None else block_output
 
-    def receive(layer: int, _: str, states: Tensor) -> None:
+    def receive(layer: int, states: Tensor) -> None:
         nonlocal shape
         shape = shape or tuple(states.shape)
         if tuple(states.shape) != shape:
@@ -95,3 +97,26 @@ def _head_outputs(
     finally:
         hook.remove()
     return outputs
+
+
+@contextmanager
+def blocks_returning(model: nn.Module, anatomy: Anatomy, output: Any, states: Tensor) -> Iterator[None]:
+    """Make all blocks return the same states without running, inside a ``with`` block that holds the model's lock.
+
+    Args:
+        model: the model.
+        anatomy: structure of ``model``.
+        output: an output of a block, whose form the blocks keep.
+        states: the states.
+    """
+    replaced = with_states(output, first_tensor(output), states)
+    if first_tensor(replaced) is not states:
+        raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
+
+    def forward(*_: Any, **__: Any) -> Any:
+        return replaced
+
+    with ExitStack() as stack:
+        for block in anatomy.distinct_blocks(model):
+            stack.enter_context(mock.patch.object(block, "forward", forward))
+        yield

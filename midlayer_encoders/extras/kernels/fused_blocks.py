@@ -23,9 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.extras.kernels import rotations
+from midlayer_encoders.extras.kernels.norm_forms import find_form, norm_eps
 from midlayer_encoders.metrics.eigen import kernels_run_on
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.reading.pooling import find_form, norm_eps
 
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # all but cuDNN
 _ROTATION = "apply_rotary_pos_emb"  # the function of a modeling file that rotates queries and keys
