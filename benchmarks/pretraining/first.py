@@ -1,4 +1,4 @@
-"""The tables of the first record, 67M tokens without BOS, which stand in ``docs/training_first.md``.
+"""The tables of the first record, 67M tokens without BOS, which stand in ``benchmarks/results/training_first.md``.
 
 ``python -m benchmarks.pretraining.first`` prints them from ``results/first``.
 """

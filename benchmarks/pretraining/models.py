@@ -65,7 +65,7 @@ VARIANTS = {
     "low-rate": replace(BASE, peak=5e-4),
     "no-decay": replace(BASE, decay=0.0),
     "masked": replace(BASE, objective="masked"),
-    # What docs/training_first.md tells of: 67M tokens, no BOS.
+    # What benchmarks/results/training_first.md tells of: 67M tokens, no BOS.
     "first-causal": FIRST,
     "first-masked": replace(FIRST, objective="masked"),
 }

@@ -1,6 +1,6 @@
 """The tables of the training record, from its frames.
 
-python -m benchmarks.pretraining.tables        # writes them into docs/training.md
+python -m benchmarks.pretraining.tables        # writes them into benchmarks/results/training.md
 python -m benchmarks.pretraining.tables OUT    # prints the tables of runs that run.py wrote into a folder
 """
 
@@ -40,7 +40,7 @@ from midlayer_encoders.metrics import prompt_entropy
 
 __all__ = ["RUNS", "tables"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "training.md"
 
 RUNS = {
     "no-bos": "no [BOS]",

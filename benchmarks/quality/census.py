@@ -1,6 +1,6 @@
 """Compare every layer of a cut model with the uncut model, for every model type that transformers registers.
 
-    python -m benchmarks.quality.census --workers 2                 # all types; results/census.jsonl, docs/families.md
+    python -m benchmarks.quality.census --workers 2                 # all types; results/census.jsonl, benchmarks/results/families.md
     python -m benchmarks.quality.census --resume                    # only types that have no result yet
     python -m benchmarks.quality.census --types bloom esm --print   # some types; print every result
 
@@ -56,7 +56,7 @@ from tests.tiny_types import (
 from tests.uncut import NoStackError, Uncut, find_stack, reach
 
 FOUND = RESULTS / "census.jsonl"
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "families.md"
 NORMS = ("final", "none")
 LONGEST = 300  # time limit per type, in seconds
 
@@ -413,7 +413,7 @@ LABELS = {"some layers": "exact at some layers", "wrong": "wrong", "raised": "ot
 
 
 def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
-    """Return the text of ``docs/families.md``."""
+    """Return the text of ``benchmarks/results/families.md``."""
     import sentence_transformers
     import transformers
 

@@ -111,7 +111,7 @@ figure.savefig("training.png", dpi=72, bbox_inches="tight")
 # %% [markdown]
 # ![Three metrics of each layer over a training run](figures/training.png)
 #
-# A toy run of 128 steps demonstrates the callback; [the training record](../training.md) has real runs. Next steps:
+# A toy run of 128 steps demonstrates the callback; [the training record](../../benchmarks/results/training.md) has real runs. Next steps:
 # with TensorBoard, W&B or MLflow as Lightning's logger, every value is logged at its step; `LastLayerDecline` warns
 # if the last layer declines while earlier ones improve; and there is a callback for Hugging Face's `Trainer`
 # ([Callbacks](../callbacks.md)).

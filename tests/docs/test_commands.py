@@ -13,12 +13,10 @@ from tests.docs.printed import Command, commands, not_run_elsewhere, pages
 NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
-    r"python -m benchmarks\.(?!paper )": "a benchmark: it needs data that is not in the repository, or a GPU",
     r"midlayer export .*--for onnx\b": "needs an engine; tests/export runs it under make test-extras FOR=engines",
     r"midlayer \w+ .*--executor\b": "needs a cluster; tests/scaling does, under make test-extras FOR=scale",
     r"python -m venv\b\b": "would change the machine",
     r"(llama-server|vllm|ollama|echo)\b": "another program",
-    r"midlayer demo\b": "minutes",
 }
 """Commands that are not run here, by how they begin, and why."""
 
@@ -82,7 +80,7 @@ def test_what_is_not_run_is_still_printed_somewhere() -> None:
     assert not (set(unused) - set(_MAY_COME)), unused
 
 
-_MAY_COME = [start for start in NOT_RUN if start.startswith(("(python3?", "midlayer demo"))]
+_MAY_COME = [start for start in NOT_RUN if start.startswith("(python3?")]
 
 
 def test_commands_are_found_in_blocks_and_sentences(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def rows(text: str) -> Iterator[tuple[int, str]]:
 def test_the_first_training_record_has_the_rows_that_its_frames_give() -> None:
     """The page leaves some rows out, and says of InfoNCE which way is better."""
     given = {row for table in first.tables() for _, row in rows(table)}
-    page = (ROOT / "docs" / "training_first.md").read_text(encoding="utf8")
+    page = (ROOT / "benchmarks" / "results" / "training_first.md").read_text(encoding="utf8")
     found = list(rows(page.replace("infonce (lower: more invariant)", "infonce")))
     assert len(found) > 30
-    said = [f"docs/training_first.md:{line}: {row}" for line, row in found if row not in given]
+    said = [f"benchmarks/results/training_first.md:{line}: {row}" for line, row in found if row not in given]
     assert not said, "\n".join(said)
 
 
@@ -82,7 +82,7 @@ def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
     from benchmarks.pretraining.tables import tables
 
     for name, table in tables().items():
-        assert part_of(ROOT / "docs" / "training.md", name) == table, f"docs/training.md, {name}"
+        assert part_of(ROOT / "benchmarks" / "results" / "training.md", name) == table, f"benchmarks/results/training.md, {name}"
 
 
 @pytest.mark.docs

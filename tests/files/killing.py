@@ -1,6 +1,6 @@
 """Kills every scenario after every call that changes a file, runs it again, and counts what was lost or stuck.
 
-``python -m tests.files.killing`` prints the table of docs/reliability.md. Names of scenarios limit it to these:
+``python -m tests.files.killing`` prints the table of benchmarks/results/reliability.md. Names of scenarios limit it to these:
 ``sweep:5`` takes every fifth point of one, ``sweep:5:2`` every fifth from the second on.
 """
 
