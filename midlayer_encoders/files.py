@@ -144,7 +144,8 @@ def scratch(folder: Path) -> Iterator[Path]:
         with _explain_obstacle(folder):
             temporary = TemporaryDirectory(dir=folder, prefix=".", suffix=".tmp", ignore_cleanup_errors=True)
             stack.enter_context(temporary)
-        yield Path(temporary.name, "new")
+        # A unique name: transformers caches the code of a model by the name of its folder.
+        yield Path(temporary.name, Path(temporary.name).stem.lstrip("."))
 
 
 @lru_cache(maxsize=4096)  # once per folder and process
