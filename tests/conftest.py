@@ -24,10 +24,6 @@ for _name in ("metadata", "version"):
     setattr(importlib.metadata, _name, cache(getattr(importlib.metadata, _name)))
 
 
-# A test may kill a process, but no test reads what a power cut would leave.
-os.fsync = lambda _: None
-
-
 def pytest_sessionfinish() -> None:
     """Leave out the garbage of the session, which pytest would collect five times."""
     gc.freeze()
