@@ -32,7 +32,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Return the folder of a family's tiny model, created once."""
-    from tests.tiny_folders import save_tiny
+    from tests.support.tiny_folders import save_tiny
 
     folders: dict[str, str] = {}
 

@@ -42,8 +42,8 @@ from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tasks.training_rows import TrainingRows
+from tests.support.tiny_folders import TEXTS
 from tests.sweeping.scoring import write_sts_task
-from tests.tiny_folders import TEXTS
 
 ROOT = Path(midlayer_encoders.__file__).parents[1]
 ROOMS = ("midlayer_encoders", "callbacks", "benchmarks/paper")

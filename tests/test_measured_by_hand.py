@@ -15,8 +15,8 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.text_views import augment, drop_words
-from tests.progress import num_tokens, record_steps
-from tests.tiny_folders import Folder
+from tests.support.progress import num_tokens, record_steps
+from tests.support.tiny_folders import Folder
 
 DRAW = random.Random(3)
 TEXTS = ["".join(DRAW.choices("abcdefghijklm nopq rst", k=length)).strip() for length in range(8, 50, 2)]

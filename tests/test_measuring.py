@@ -26,9 +26,9 @@ from midlayer_encoders.metrics import (
 from midlayer_encoders.metrics.feeding import num_passes
 from midlayer_encoders.metrics.text_views import augment, drop_words
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.families import DEPTH
-from tests.progress import num_tokens, record_steps
-from tests.tiny_folders import Folder
+from tests.support.families import DEPTH
+from tests.support.progress import num_tokens, record_steps
+from tests.support.tiny_folders import Folder
 
 TEXTS = [
     f"{start} and then number {n} {end}" for n in range(6) for start, end in (("first", "fox"), ("a dog", "barks!"))

@@ -8,9 +8,9 @@ import torch
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.reading.reader import layer_reader
-from tests.progress import num_tokens, record_steps
+from tests.support.progress import num_tokens, record_steps
+from tests.support.tiny_folders import Folder
 from tests.test_measured_by_hand import TEXTS
-from tests.tiny_folders import Folder
 
 
 @contextmanager

@@ -22,11 +22,11 @@ from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
 from midlayer_encoders.sweeping.store import EmbeddingStore
-from tests.families import DEPTH
-from tests.made_media import IMAGES, WAVEFORMS, image, waveform
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.made_media import IMAGES, WAVEFORMS, image, waveform
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder, save_joint
 from tests.test_measuring import metric_values
-from tests.tiny_folders import Folder, save_joint
 
 pytestmark = MTEB
 

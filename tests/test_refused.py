@@ -9,7 +9,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, measure, progression
 from midlayer_encoders.errors import MidlayerError, OptionError
-from tests.grouped import compare, sweep
+from tests.support.grouped import compare, sweep
 
 TEXTS = [f"text number {number}" for number in range(12)]
 

@@ -13,8 +13,8 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.selection import Selection, select
+from tests.support.tiny_folders import Folder
 from tests.test_measured_by_hand import TEXTS
-from tests.tiny_folders import Folder
 
 VIEW_METRICS = {"infonce", "lidar", "dime", "alignment"}
 KINDS = ["ab"[ord(text[0]) % 2] for text in TEXTS]

@@ -13,11 +13,11 @@ from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.reading.batches import count_tokens
-from tests.families import tiny
-from tests.grouped import sweep
-from tests.others_warnings import MTEB
+from tests.support.families import tiny
+from tests.support.grouped import sweep
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder, tokenizer
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tiny_folders import Folder, tokenizer
 
 pytestmark = MTEB
 

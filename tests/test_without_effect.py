@@ -11,7 +11,7 @@ import pytest
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.comparing import IntervalSettings, compare
 from midlayer_encoders.extras.probing import ProbeSettings, probe
-from tests.tiny_folders import Folder, save_tiny
+from tests.support.tiny_folders import Folder, save_tiny
 
 TEXTS = [
     f"{start} and then number {n} {end}" for n in range(6) for start, end in (("first", "fox"), ("a dog", "barks!"))

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 from benchmarks.data import RESULTS
 from benchmarks.pages import table
-from tests.tiny_folders import tokenizer
-from tests.tiny_types import (
+from tests.support.tiny_folders import tokenizer
+from tests.support.tiny_types import (
     INPUTS,
     PADDED,
     TEXTS,
@@ -53,7 +53,7 @@ from tests.tiny_types import (
     registered,
     uncut_of,
 )
-from tests.uncut import NoStackError, Uncut, find_stack, reach
+from tests.support.uncut import NoStackError, Uncut, find_stack, reach
 
 FOUND = RESULTS / "census.jsonl"
 PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "families.md"

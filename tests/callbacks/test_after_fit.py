@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
-from tests.families import VOCAB
+from tests.support.families import VOCAB
 
 pytestmark = ADVICE
 

@@ -12,7 +12,7 @@ from tests.callbacks.oracles import TEXTS, TrainerWeights
 from tests.callbacks.test_run_files import by_hand
 from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.training import ADVICE
-from tests.thinned import thinned
+from tests.support.thinned import thinned
 
 pytestmark = ADVICE
 

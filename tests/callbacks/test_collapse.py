@@ -21,7 +21,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.metrics import make_metrics, uniformity
 from tests.callbacks.training import ADVICE, TOKENIZER, neox
-from tests.tiny_folders import save_tiny
+from tests.support.tiny_folders import save_tiny
 
 pytestmark = ADVICE
 WORDS = [

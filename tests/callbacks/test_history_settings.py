@@ -15,7 +15,7 @@ from torch import nn
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS, VIEWS
 from tests.callbacks.training import ADVICE, TOKENIZER, neox
-from tests.tiny_folders import tokenizer
+from tests.support.tiny_folders import tokenizer
 
 pytestmark = ADVICE
 

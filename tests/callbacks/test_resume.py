@@ -16,7 +16,7 @@ from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, 
 from tests.callbacks.oracles import TEXTS, VIEWS
 from tests.callbacks.test_trainer import llama, make_trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
-from tests.families import VOCAB
+from tests.support.families import VOCAB
 
 pytestmark = ADVICE
 

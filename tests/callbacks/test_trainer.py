@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from midlayer_encoders.callbacks import LastLayerDeclineTrainerCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.errors import MidlayerError, OptionError
 from tests.callbacks.training import ADVICE, INPUTS, TOKENIZER, generators, neox
-from tests.families import VOCAB
+from tests.support.families import VOCAB
 
 pytestmark = ADVICE
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from tests.families import VOCAB
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.support.families import VOCAB
+from tests.support.tiny_folders import TEXTS, tokenizer
 
 ADVICE = [
     pytest.mark.filterwarnings(f"ignore:{message}")

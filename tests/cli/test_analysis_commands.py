@@ -13,8 +13,8 @@ from midlayer_encoders.comparing import CompareResult, ProgressionResult, progre
 from midlayer_encoders.extras import probing
 from midlayer_encoders.extras.probing import token_states as tokens
 from tests.cli.calls import check_every_option, run, tables
-from tests.grouped import compare, probe
-from tests.tiny_folders import TEXTS, Folder, save_tiny
+from tests.support.grouped import compare, probe
+from tests.support.tiny_folders import TEXTS, Folder, save_tiny
 
 ROWS = [{"body": f"{text} {number}", "title": f"{number} {text.upper()}"} for number in range(3) for text in TEXTS[:5]]
 

@@ -15,7 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app, main
 from midlayer_encoders.comparing import ProgressionResult
 from midlayer_encoders.sweeping import SweepResult
-from tests.tiny_folders import TEXTS, Folder, save_tiny
+from tests.support.tiny_folders import TEXTS, Folder, save_tiny
 
 
 def test_export_saves_the_encoder(tiny_folder: Folder, tmp_path: Path) -> None:

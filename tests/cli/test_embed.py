@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from tests.cli.calls import run
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import main
 from midlayer_encoders.errors import DeviceError
 from midlayer_encoders.files import folder_lock
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tasks.rows import ROWS
-from tests.tiny_folders import TEXTS, Folder
 
 pytestmark = MTEB
 

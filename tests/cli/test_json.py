@@ -15,9 +15,9 @@ from midlayer_encoders import LayerEncoder, sweeping
 from midlayer_encoders.cli import app, main
 from midlayer_encoders.cli._output import to_json
 from midlayer_encoders.sweeping import SweepResult
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tasks.rows import ROWS
-from tests.tiny_folders import TEXTS, Folder
 
 pytestmark = MTEB
 

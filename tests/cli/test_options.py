@@ -18,8 +18,8 @@ from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, option_flags, run, tables
-from tests.families import tiny
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.families import tiny
+from tests.support.tiny_folders import TEXTS, Folder
 
 LINES = [
     *TEXTS[:5],

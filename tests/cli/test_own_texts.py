@@ -7,9 +7,9 @@ import pytest
 from midlayer_encoders.cli._arguments import TextData
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.tasks.rows import SENTENCES, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

@@ -11,7 +11,7 @@ from midlayer_encoders import compare, progression
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import MidlayerError, OptionError
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 WITHOUT_EFFECT = {
     "probe --data . --pooling last": "`pooling` has no effect with --kind attentive, which pools the tokens by itself",

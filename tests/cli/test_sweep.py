@@ -23,7 +23,7 @@ from midlayer_encoders.sweeping.request import Sweep
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.store.listing import list_stores
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences
-from tests.families import DEPTH, VOCAB, tiny
-from tests.grouped import compare
-from tests.tiny_folders import save_tiny, tokenizer
+from tests.support.families import DEPTH, VOCAB, tiny
+from tests.support.grouped import compare
+from tests.support.tiny_folders import save_tiny, tokenizer
 
 TEXTS = [f"{start} number {n} {end}" for n in range(6) for start, end in (("first the", "fox"), ("a dog", "barks!"))]
 OPTIONS = {"texts": TEXTS, "views": 2, "resamples": 4, "device": "cpu"}

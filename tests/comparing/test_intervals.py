@@ -18,10 +18,10 @@ from midlayer_encoders.comparing.compare import random_halves
 from midlayer_encoders.comparing.correlation import correlate, shifted_curves
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.metrics.text_views import augment
-from tests.families import VOCAB
-from tests.grouped import compare
 from tests.selection.frames import frame
-from tests.tiny_folders import save_tiny, tokenizer
+from tests.support.families import VOCAB
+from tests.support.grouped import compare
+from tests.support.tiny_folders import save_tiny, tokenizer
 
 WORDS = [
     "amber",

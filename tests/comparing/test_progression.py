@@ -17,9 +17,9 @@ from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
-from tests.families import DEPTH
 from tests.scaling.jobs import Jobs
-from tests.tiny_folders import TEXTS, save_tiny
+from tests.support.families import DEPTH
+from tests.support.tiny_folders import TEXTS, save_tiny
 
 METRICS = ["curvature", "dataset_entropy", "infonce"]
 

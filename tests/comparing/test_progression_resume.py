@@ -12,10 +12,10 @@ from polars.testing import assert_frame_equal
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.encoder.whole_model import measure
-from tests.families import DEPTH
-from tests.thinned import thinned
-from tests.tiny_folders import TEXTS as MORE
-from tests.tiny_folders import save_tiny
+from tests.support.families import DEPTH
+from tests.support.thinned import thinned
+from tests.support.tiny_folders import TEXTS as MORE
+from tests.support.tiny_folders import save_tiny
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

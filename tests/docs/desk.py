@@ -9,9 +9,9 @@ import transformers as tf
 from scipy.io import wavfile
 
 from tests.docs.printed import Command
-from tests.families import VOCAB
-from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import joint_image_processor, processor, save_tiny, tokenizer
+from tests.support.families import VOCAB
+from tests.support.made_media import IMAGES, WAVEFORMS
+from tests.support.tiny_folders import joint_image_processor, processor, save_tiny, tokenizer
 
 MODELS = {
     "MODEL": "decoder",

@@ -82,7 +82,9 @@ def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
     from benchmarks.pretraining.tables import tables
 
     for name, table in tables().items():
-        assert part_of(ROOT / "benchmarks" / "results" / "training.md", name) == table, f"benchmarks/results/training.md, {name}"
+        assert part_of(ROOT / "benchmarks" / "results" / "training.md", name) == table, (
+            f"benchmarks/results/training.md, {name}"
+        )
 
 
 @pytest.mark.docs

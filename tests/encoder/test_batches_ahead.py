@@ -11,7 +11,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import encoding
 from midlayer_encoders.encoder.encoding import BatchPrefetch
 from midlayer_encoders.reading.batches import TextInputs
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 TEXTS = ["a text" + " longer" * (number % 5) + f" {number}" for number in range(23)]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
 from tests.docs.desk import save_esm
-from tests.pooled import pooled
+from tests.support.pooled import pooled
 
 DEPTH = 3
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVDAFKRLLE", "ACDEF", "W"]

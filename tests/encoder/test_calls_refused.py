@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import DeviceError, OptionError
-from tests.families import VOCAB, tiny
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, Folder, processor, tokenizer
+from tests.support.families import VOCAB, tiny
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, Folder, processor, tokenizer
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -17,7 +17,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import dataset_entropy
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.test_select import KINDS, TEXTS
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 
 def test_rule_selects_the_layer_and_the_selection_is_kept(tiny_folder: Folder, tmp_path: Path) -> None:

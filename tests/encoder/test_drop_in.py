@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer, SimilarityFunction
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, python_line, shell_line
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 def both(folder: str, **keywords: Any) -> tuple[LayerEncoder, SentenceTransformer]:

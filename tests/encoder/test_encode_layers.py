@@ -9,8 +9,8 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import TEXTS, Folder, save_joint
+from tests.support.made_media import IMAGES, WAVEFORMS
+from tests.support.tiny_folders import TEXTS, Folder, save_joint
 
 
 @pytest.mark.parametrize(

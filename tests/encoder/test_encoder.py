@@ -19,9 +19,9 @@ from midlayer_encoders.errors import (
     OptionError,
 )
 from midlayer_encoders.models.anatomy import find_anatomy
-from tests.families import DEPTH, FAMILIES, tiny
-from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, Folder, save_tiny, tokenizer
+from tests.support.families import DEPTH, FAMILIES, tiny
+from tests.support.pooled import pooled
+from tests.support.tiny_folders import TEXTS, Folder, save_tiny, tokenizer
 
 TEXT_FAMILIES = [name for name, family in FAMILIES.items() if family.modality == "text"]
 

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from tests import tiny_types
+from tests.support import tiny_types
 
 
 def encode_texts(encoder: SentenceTransformer) -> torch.Tensor:

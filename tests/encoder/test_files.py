@@ -15,9 +15,9 @@ from torch import nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError, NotFiniteError, OptionError
-from tests.families import tiny
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, Folder, processor, save_tiny, tokenizer
+from tests.support.families import tiny
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, Folder, processor, save_tiny, tokenizer
 
 # --- revisions -------------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.digests import files_digest
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, save_tiny
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, save_tiny
 
 pytestmark = pytest.mark.long
 

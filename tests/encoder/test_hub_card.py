@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
 
 from midlayer_encoders import LayerEncoder
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.tiny_folders import TEXTS, Folder, save_joint
+from tests.support.tiny_folders import TEXTS, Folder, save_joint
 
 HALF = "cut in two: \ud83d"
 

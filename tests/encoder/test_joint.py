@@ -18,9 +18,9 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
-from tests.families import JOINT, tiny_joint
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, Folder, joint_image_processor, save_joint, tokenizer
+from tests.support.families import JOINT, tiny_joint
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, Folder, joint_image_processor, save_joint, tokenizer
 
 
 @pytest.fixture(scope="module")

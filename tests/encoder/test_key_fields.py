@@ -14,7 +14,7 @@ from torch import nn
 
 from midlayer_encoders import EncoderOptions, LayerEncoder
 from midlayer_encoders.encoder.description import Description, processors
-from tests.tiny_folders import TEXTS, Folder, joint_image_processor, tokenizer
+from tests.support.tiny_folders import TEXTS, Folder, joint_image_processor, tokenizer
 
 #: Option, its other value, and the options that both encoders have.
 CHANGES: list[tuple[str, Any, dict[str, Any]]] = [

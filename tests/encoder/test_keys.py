@@ -24,8 +24,8 @@ from transformers.models.llama import modeling_llama
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import spec as specs
 from midlayer_encoders.encoder.description import Description
-from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, Folder, save_joint, save_tiny
+from tests.support.made_media import IMAGES
+from tests.support.tiny_folders import TEXTS, Folder, save_joint, save_tiny
 
 
 def edit_json(path: Path, **changes: Any) -> None:

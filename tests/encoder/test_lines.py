@@ -16,7 +16,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.cli.find import encoder_lines
 from midlayer_encoders.encoder.options import python_line, shell_line
 from midlayer_encoders.extras.export import serving_line
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 GRID: list[dict[str, Any]] = [
     {},
@@ -87,7 +87,7 @@ def test_printed_line_that_loads_a_folder_is_python(tiny_folder: Folder, tmp_pat
 def test_adapters_and_chat_templates_are_in_the_printed_code(tiny_folder: Folder, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from tests.families import tiny
+    from tests.support.families import tiny
 
     lora = get_peft_model(tiny("Llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     lora.save_pretrained(str(tmp_path / "adapter"))

@@ -18,11 +18,11 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.media_inputs import InputError
 from tests.encoder.test_multimodal import AUDIO_FAMILIES, by_hand, prepared
-from tests.families import tiny
-from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
 from tests.models.test_cut import expected_states
-from tests.pooled import pooled
-from tests.tiny_folders import Folder, processor, save_tiny
+from tests.support.families import tiny
+from tests.support.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
+from tests.support.pooled import pooled
+from tests.support.tiny_folders import Folder, processor, save_tiny
 
 
 def means_by_hand(name: str, items: list[Any]) -> np.ndarray:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import AnatomyError, CutError, OptionError
-from tests.families import tiny
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.support.families import tiny
+from tests.support.tiny_folders import TEXTS, tokenizer
 
 DEPTH = 5
 WIDTH = 16

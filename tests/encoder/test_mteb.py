@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 
 pytestmark = MTEB
 

@@ -13,11 +13,11 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, POOLINGS, Norm
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.families import DEPTH, FAMILIES, tiny
-from tests.made_media import IMAGES, RATE, WAVEFORMS
 from tests.models.test_cut import expected_states
-from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, Folder, processor
+from tests.support.families import DEPTH, FAMILIES, tiny
+from tests.support.made_media import IMAGES, RATE, WAVEFORMS
+from tests.support.pooled import pooled
+from tests.support.tiny_folders import TEXTS, Folder, processor
 
 IMAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("image", "pixels")]
 AUDIO_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("audio", "mel")]

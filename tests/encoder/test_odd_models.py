@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import saving
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from tests.tiny_folders import TEXTS, Folder, tokenizer
+from tests.support.tiny_folders import TEXTS, Folder, tokenizer
 
 
 def llama(vocab_size: int) -> tf.LlamaModel:

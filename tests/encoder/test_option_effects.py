@@ -14,8 +14,8 @@ from torch import nn
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import MAX_PIXELS
 from midlayer_encoders.errors import OptionError
-from tests.families import tiny
-from tests.tiny_folders import TEXTS, save_tiny, tokenizer
+from tests.support.families import tiny
+from tests.support.tiny_folders import TEXTS, save_tiny, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # raised once on a CPU without bfloat16
 

@@ -11,8 +11,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from tests.families import tiny
-from tests.tiny_folders import TEXTS, Folder, save_joint, tokenizer
+from tests.support.families import tiny
+from tests.support.tiny_folders import TEXTS, Folder, save_joint, tokenizer
 
 _PROMPTS = {"query": "find: ", "document": "text: "}
 OPTIONS: list[dict[str, Any]] = [

@@ -14,8 +14,8 @@ from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import Recipe
-from tests.families import DEPTH, tiny
-from tests.tiny_folders import TEXTS, Folder, tokenizer
+from tests.support.families import DEPTH, tiny
+from tests.support.tiny_folders import TEXTS, Folder, tokenizer
 
 ASK = 'say "{text}" in one word:"'
 TWICE = 'say "{text}" again: "{text}"'

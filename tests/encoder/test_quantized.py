@@ -18,9 +18,9 @@ from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.training import TuneSettings
 from midlayer_encoders.models import load
 from midlayer_encoders.models.load import keep_weights_unchanged
-from tests.families import VOCAB
-from tests.pooled import pooled
-from tests.tiny_folders import TEXTS, Folder, tokenizer
+from tests.support.families import VOCAB
+from tests.support.pooled import pooled
+from tests.support.tiny_folders import TEXTS, Folder, tokenizer
 
 DEPTH = 3
 NEEDED = "pip install 'midlayer-encoders[quantization]'"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.support.tiny_folders import TEXTS, tokenizer
 
 DEPTH = 6
 

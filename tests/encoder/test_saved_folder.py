@@ -24,8 +24,8 @@ from sentence_transformers.sentence_transformer.modules import (
 from midlayer_encoders import LayerEncoder, embed, measure, select_layer, sweep
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.encoder.test_mteb import sts_task
-from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, Folder, tokenizer
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder, tokenizer
 
 pytestmark = MTEB
 

@@ -15,7 +15,7 @@ from midlayer_encoders.encoder.options import EncoderOptions, shell_line
 from midlayer_encoders.encoder.saved_folder import load_saved_folder
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from midlayer_encoders.models.hub import Location
-from tests.tiny_folders import TEXTS, Folder, save_tiny
+from tests.support.tiny_folders import TEXTS, Folder, save_tiny
 
 PROMPTS = {"query": "find: ", "document": "a text: ", "STS": "alike? "}
 TEMPLATE = 'say "{text}":'

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError, FolderError, OptionError
-from tests.tiny_folders import TEXTS, Folder, save_tiny
+from tests.support.tiny_folders import TEXTS, Folder, save_tiny
 
 
 def encode_with(folder: Path) -> np.ndarray:

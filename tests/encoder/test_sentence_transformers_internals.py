@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.sentence_transformers_internals import transformer_around
-from tests.families import tiny
+from tests.support.families import tiny
 
 Folder = Callable[[str], str]
 

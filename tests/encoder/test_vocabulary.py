@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError
-from tests.families import tiny
-from tests.tiny_folders import TEXTS, Folder, tokenizer
+from tests.support.families import tiny
+from tests.support.tiny_folders import TEXTS, Folder, tokenizer
 
 
 @pytest.mark.parametrize("family", ["BERT", "GPT2", "OPT", "T5"])

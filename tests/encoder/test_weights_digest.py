@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.digests import weights_digest
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 

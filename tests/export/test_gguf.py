@@ -14,7 +14,7 @@ from midlayer_encoders.extras.export.llama_cpp import cut_gguf
 from midlayer_encoders.extras.gguf.cache import GgufWeights
 from midlayer_encoders.models.hub import Location
 from tests.export.tiny_gguf import DEPTH, save_gguf
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 

@@ -23,7 +23,7 @@ from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.models.gguf_models import write_model
 from tests.models.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from tests.models.test_gguf_models import FILES
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 reading = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 

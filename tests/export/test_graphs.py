@@ -19,7 +19,7 @@ from midlayer_encoders.extras.export._comparison import relative_error, sample_i
 from midlayer_encoders.models.hub import package_folder
 from tests.cli.calls import run
 from tests.recipes.test_word_echo import save_causal
-from tests.tiny_folders import TEXTS, Folder, save_joint
+from tests.support.tiny_folders import TEXTS, Folder, save_joint
 
 pytestmark = pytest.mark.extras
 

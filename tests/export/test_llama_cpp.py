@@ -16,7 +16,7 @@ from midlayer_encoders.extras.export._engines import engine_vectors
 from midlayer_encoders.extras.export.llama_cpp import cut_gguf
 from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
 from tests.export.tiny_gguf import save_gguf, write_whole
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 pytestmark = pytest.mark.extras
 pytest.importorskip("xllamacpp", reason="pip install 'midlayer-encoders[gguf]'")

@@ -15,7 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export._comparison import relative_error
 from tests.export.environments import environment
-from tests.tiny_folders import TEXTS, save_tiny
+from tests.support.tiny_folders import TEXTS, save_tiny
 
 pytestmark = pytest.mark.extras
 

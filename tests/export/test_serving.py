@@ -20,8 +20,8 @@ from midlayer_encoders.errors import CutError
 from midlayer_encoders.extras.export import export_for, serving_line
 from midlayer_encoders.extras.export._engines import engine_vectors
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS, Folder
-from tests.tiny_folders import tokenizer as tiny_tokenizer
+from tests.support.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import tokenizer as tiny_tokenizer
 
 LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
 CENTERED: Any = {"recipe": "one-word", "center": LIKE, "normalize": True}

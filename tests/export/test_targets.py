@@ -14,7 +14,7 @@ from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.extras.export._comparison import cosine, relative_error
 from midlayer_encoders.extras.settings import require_packages
 from tests.cli.calls import run
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 @pytest.fixture(scope="module")

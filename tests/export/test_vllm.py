@@ -16,8 +16,8 @@ from midlayer_encoders.extras.export import export_for, serving
 from midlayer_encoders.extras.export._comparison import relative_error
 from midlayer_encoders.extras.export._engines import engine_vectors
 from tests.export.environments import environment
-from tests.families import VOCAB, _create
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.support.families import VOCAB, _create
+from tests.support.tiny_folders import TEXTS, tokenizer
 
 pytestmark = pytest.mark.extras
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from midlayer_encoders.extras.export.llama_cpp import LLAMA_3_PATTERN
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 DEPTH = 4
 SPLITS = ("gpt-2", "smollm", "llama-bpe", "qwen2")

@@ -11,8 +11,8 @@ import numpy as np
 
 from midlayer_encoders.files import file_checksums
 from tests.store.filling import check_vectors, fill, make_keys, open_store
+from tests.support.tiny_folders import TEXTS, save_tiny
 from tests.tasks.rows import ROWS
-from tests.tiny_folders import TEXTS, save_tiny
 
 Scenario = Callable[[Path], Any]
 """Writes into a folder and returns what came out, in plain lists and numbers."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from tests.tiny_folders import tokenizer
+from tests.support.tiny_folders import tokenizer
 
 Array = npt.NDArray[np.float64]
 

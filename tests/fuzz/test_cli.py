@@ -16,7 +16,7 @@ from midlayer_encoders.errors import MidlayerError
 from tests.fuzz.files import damaged, table, write
 from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import text
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 LINES = [f"text {number} about {word}" for number in range(5) for word in ("cats", "dogs", "trains", "ships")]
 WORDS = ("0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "1e999", "9" * 30, "all", "paper", "none", "curvature", "auto", "last", "",

@@ -11,7 +11,7 @@ import torch
 from midlayer_encoders import LayerEncoder
 from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import audio, image, one_of, several, strange, text
-from tests.tiny_folders import Folder, save_joint
+from tests.support.tiny_folders import Folder, save_joint
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from midlayer_encoders.validation import lone_surrogate
 from tests.fuzz.files import damaged, picture, table, waveform, write
 from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import text
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 Read = Callable[[], Any]
 

@@ -12,8 +12,8 @@ from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, option_fields
 from tests.fuzz.running import Case, check_cases, seeds
 from tests.fuzz.values import number, one_of, several, strange, text
-from tests.grouped import compare, probe, sweep
-from tests.tiny_folders import Folder
+from tests.support.grouped import compare, probe, sweep
+from tests.support.tiny_folders import Folder
 
 TEXTS = [f"text {number} about {word}" for number in range(5) for word in ("cats", "dogs", "trains", "ships")]
 LABELS = ["animal", "animal", "thing", "thing"] * 5

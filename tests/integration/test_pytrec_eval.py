@@ -16,7 +16,7 @@ from mteb.mocks.mock_tasks import MockRerankingTask, MockRetrievalTask
 
 from midlayer_encoders.tasks import TfidfEncoder
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 
 pytestmark = MTEB
 

@@ -12,7 +12,7 @@ from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.models.hub import built_in_model
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 
 pytestmark = MTEB
 

@@ -7,7 +7,7 @@ import torch
 from scipy.io import wavfile
 
 from midlayer_encoders.reading.media_inputs import InputError, read_audio
-from tests.made_media import RATE, waveform
+from tests.support.made_media import RATE, waveform
 
 SAMPLES = 0.3 * waveform(0)[0]
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from midlayer_encoders.reading.media_inputs import InputError, read_image
-from tests.made_media import image
+from tests.support.made_media import image
 
 PIXELS = np.asarray(image(0))
 

@@ -9,7 +9,7 @@ from scipy.io import wavfile
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.media_inputs import InputError, media_files, medium_of
-from tests.made_media import image, waveform
+from tests.support.made_media import image, waveform
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import transformers as tf
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
-from tests.tiny_folders import TEXTS, tokenizer
+from tests.support.tiny_folders import TEXTS, tokenizer
 
 peft = pytest.importorskip("peft")
 

@@ -5,7 +5,7 @@ from transformers import JambaConfig, JambaModel
 
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
-from tests.families import DEPTH, FAMILIES, inputs, tiny
+from tests.support.families import DEPTH, FAMILIES, inputs, tiny
 
 
 def first_tensor(value: object) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, ModelNotFoundError, OptionError
 from midlayer_encoders.models.hub import built_in_model, split_file
-from tests.tiny_folders import save_tiny
+from tests.support.tiny_folders import save_tiny
 
 
 def test_missing_built_in_model_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.models import anatomy
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from tests import tiny_types
-from tests.uncut import find_stack
+from tests.support import tiny_types
+from tests.support.uncut import find_stack
 
 EXACT: list[tuple[str, int, Norm]] = [
     # Operations after the last block are recognized by their effect.

@@ -8,9 +8,9 @@ from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_config, cut_model
-from tests.families import DEPTH, FAMILIES, tiny
-from tests.families import inputs as family_inputs
 from tests.models.cuts import load_and_cut
+from tests.support.families import DEPTH, FAMILIES, tiny
+from tests.support.families import inputs as family_inputs
 
 
 def expected_states(

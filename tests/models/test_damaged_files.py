@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError
-from tests.tiny_folders import save_tiny
+from tests.support.tiny_folders import save_tiny
 
 
 class RunsCode:

@@ -16,7 +16,7 @@ from midlayer_encoders.errors import LayerIndexError, MidlayerError
 from midlayer_encoders.extras.gguf import cache as gguf_cache_module
 from midlayer_encoders.extras.gguf.cache import GGUF_CACHE, gguf_cache
 from tests.models.gguf_tokens import FIXTURE, write_vocabulary
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 

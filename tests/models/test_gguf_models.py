@@ -29,7 +29,7 @@ from tests.models.gguf_models import (
     random_tensor,
     write_model,
 )
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 

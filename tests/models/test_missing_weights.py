@@ -16,8 +16,8 @@ from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.extras.joint.loading import load_towers
 from midlayer_encoders.models.hub import Location
 from midlayer_encoders.models.load import open_model
-from tests.families import DEPTH, FAMILIES, JOINT, inputs, tiny, tiny_joint
 from tests.models.cuts import load_and_cut
+from tests.support.families import DEPTH, FAMILIES, JOINT, inputs, tiny, tiny_joint
 
 BLOCK = re.compile(r"(^|\.)(layers?|h|block|albert_layer_groups)\.\d+\.")  # in the files, which may use older names
 

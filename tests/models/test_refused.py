@@ -15,7 +15,7 @@ from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
 from midlayer_encoders.models import load
 from tests.models.cuts import load_and_cut
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 # --- operations after the last block ---------------------------------------------------------------------------------
 

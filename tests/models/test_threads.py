@@ -11,8 +11,8 @@ import transformers as tf
 from torch import nn
 
 from midlayer_encoders.errors import ModelNotFoundError
-from tests.families import inputs, tiny
 from tests.models.cuts import load_and_cut
+from tests.support.families import inputs, tiny
 
 _ROUNDS = 8
 

@@ -14,7 +14,7 @@ from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from tests.tiny_configs import randomized
+from tests.support.tiny_configs import randomized
 
 pytest.importorskip("torchvision", reason="prepares images for timm models", exc_type=ImportError)
 timm: Any = pytest.importorskip("timm", reason="required by timm models")

@@ -8,7 +8,7 @@ import transformers as tf
 from transformers.utils import output_capturing
 
 from midlayer_encoders.models import transformers_internals as internals
-from tests.families import DEPTH, FAMILIES, inputs, tiny
+from tests.support.families import DEPTH, FAMILIES, inputs, tiny
 
 _BLOCKS = {"GPTNeoX": "GPTNeoXLayer", "Llama": "LlamaDecoderLayer", "BERT": "BertLayer", "ViT": "ViTLayer"}
 

@@ -21,7 +21,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.tasks.table_files import Columns
 from tests.cli.test_data_flags import FLAG, messages
 from tests.report.made_frames import scores_frame
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 COMMAND = typer.main.get_command(app)
 

@@ -15,10 +15,10 @@ from benchmarks.paper.setting import Setting
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
-from tests.families import tiny
-from tests.others_warnings import MTEB
+from tests.support.families import tiny
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import save_tiny
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import save_tiny
 
 pytestmark = MTEB
 

@@ -19,9 +19,9 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics.measuring import measure_layers
 from tests.selection.frames import frame
+from tests.support.thinned import thinned
+from tests.support.tiny_folders import save_tiny
 from tests.sweeping.test_sweep import sentence
-from tests.thinned import thinned
-from tests.tiny_folders import save_tiny
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from benchmarks.paper.sites import SITES, block_sites, capture_sites
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.capture import capture
-from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
 from tests.models.test_anatomy import record_states
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
+from tests.support.others_warnings import MTEB
 
 pytestmark = MTEB
 

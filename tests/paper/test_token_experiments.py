@@ -25,8 +25,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
 from midlayer_encoders.models.anatomy import find_anatomy
-from tests.families import DEPTH
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.families import DEPTH
+from tests.support.tiny_folders import TEXTS, Folder
 
 LONG = [text for text in TEXTS if text != "short"]
 PRE_NORM = ["residual_in", "attention_in", "attention", "residual_mid", "mlp_in", "mlp", "residual_out"]

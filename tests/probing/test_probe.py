@@ -28,10 +28,10 @@ from midlayer_encoders.extras.probing.token_states import LiveTokens, read_token
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.tasks import TaskFileError
 from midlayer_encoders.tasks.table_files import Columns
-from tests.families import DEPTH
-from tests.grouped import probe
-from tests.made_media import waveform
-from tests.tiny_folders import Folder
+from tests.support.families import DEPTH
+from tests.support.grouped import probe
+from tests.support.made_media import waveform
+from tests.support.tiny_folders import Folder
 
 LAYERS, COUNT, TOKENS, WIDTH, CLASSES = 3, 200, 5, 16, 4
 

@@ -23,9 +23,9 @@ from midlayer_encoders.extras.probing import (
     split_examples,
 )
 from midlayer_encoders.metrics.measuring import layer_reader
-from tests.families import DEPTH
-from tests.grouped import probe
-from tests.tiny_folders import Folder
+from tests.support.families import DEPTH
+from tests.support.grouped import probe
+from tests.support.tiny_folders import Folder
 
 TEXTS = [f"{'abcdefgh'[n % 8] * (2 + n % 5)} {n * n} {'xyz'[n % 3]}" for n in range(60)]
 LABELS = ["pear", "fig", "kiwi"]

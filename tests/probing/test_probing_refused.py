@@ -12,7 +12,7 @@ from midlayer_encoders.cli._labeled_examples import read_examples
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run
-from tests.grouped import probe
+from tests.support.grouped import probe
 
 TEXTS = [f"text {number} about {word}" for number in range(6) for word in ("cats", "trains")]
 LABELS = ["animal", "thing"] * 6

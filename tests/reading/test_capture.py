@@ -13,9 +13,9 @@ from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import LayerReader
-from tests.families import DEPTH, FAMILIES, inputs, tiny
 from tests.models.test_cut import expected_states
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.families import DEPTH, FAMILIES, inputs, tiny
+from tests.support.tiny_folders import TEXTS, Folder
 
 
 def hooks_on(model: torch.nn.Module) -> int:

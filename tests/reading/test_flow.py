@@ -15,8 +15,8 @@ from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import TextInputs, batches_of, count_tokens
 from midlayer_encoders.reading.causal import mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
-from tests.families import inputs, tiny
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.families import inputs, tiny
+from tests.support.tiny_folders import TEXTS, Folder
 
 LONG = [*TEXTS, "x" * 90, "a b", " the end "]  # one is truncated to 64 tokens
 

@@ -16,7 +16,7 @@ from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading import locks
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.locks import turn
-from tests.families import inputs, tiny
+from tests.support.families import inputs, tiny
 
 _SECONDS = 10  # a thread that waits longer would wait forever
 

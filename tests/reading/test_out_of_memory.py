@@ -12,10 +12,10 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import select
-from tests.progress import num_tokens, record_steps
+from tests.support.progress import num_tokens, record_steps
+from tests.support.thinned import thinned
+from tests.support.tiny_folders import Folder
 from tests.test_measured_by_hand import TEXTS
-from tests.thinned import thinned
-from tests.tiny_folders import Folder
 
 POOLED = ["dataset_entropy", "cka", "anisotropy", "infonce", "dime"]
 KINDS = ["long" if len(text) > 27 else "short" for text in TEXTS]

@@ -11,7 +11,7 @@ from torch import nn
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.pooling import pool, real_tokens
-from tests.pooled import pooled
+from tests.support.pooled import pooled
 
 
 def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:

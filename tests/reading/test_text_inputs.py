@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from midlayer_encoders.reading.batches import TextInputs
-from tests.tiny_folders import tokenizer
+from tests.support.tiny_folders import tokenizer
 
 LIMIT = 8
 

@@ -13,8 +13,8 @@ from transformers import AutoModel
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.recipes import RECIPES
-from tests import tiny_types
-from tests.uncut import NoStackError, find_stack
+from tests.support import tiny_types
+from tests.support.uncut import NoStackError, find_stack
 
 TEXTS = ["a cat sat on a mat", "ox", "seven wizards", "ox!"]
 FIRST_HALF = 'This sentence : "{text}" means in one word:"'

@@ -14,11 +14,11 @@ from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import Recipe, special_ids
-from tests.families import DEPTH, tiny
-from tests.others_warnings import MTEB
-from tests.pooled import pooled
+from tests.support.families import DEPTH, tiny
+from tests.support.others_warnings import MTEB
+from tests.support.pooled import pooled
+from tests.support.tiny_folders import TEXTS, tokenizer
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_sts_task
-from tests.tiny_folders import TEXTS, tokenizer
 
 pytestmark = MTEB
 AROUND = {"BERT": ("[BOS] $A [EOS]", "[BOS] $A [EOS] $B [EOS]"), "Llama": ("[BOS] $A", "[BOS] $A [BOS] $B")}

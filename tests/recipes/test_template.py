@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerF
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import RECIPES, Recipe, TemplateParts, add_template, check_template, split_template
 from midlayer_encoders.token_selector import TokenLayout
-from tests.tiny_folders import tokenizer as characters
+from tests.support.tiny_folders import tokenizer as characters
 
 CORPUS = ['this sentence : "a cat sat" means in one word:"', "Query: the cat {text} }{ sat on the mat", "a the"] * 9
 ASK = 'this sentence : "{text}" means in one word:"'

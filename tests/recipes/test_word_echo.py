@@ -22,7 +22,7 @@ from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping.best_layer import export_lines
 from tests.cli.calls import run
 from tests.recipes.test_template import TOKENIZERS
-from tests.tiny_folders import save_joint
+from tests.support.tiny_folders import save_joint
 
 TEXTS = ["a cat sat on the mat", "the cat", "a", "this sentence means the cat sat on a mat in one word"]
 SECOND_HALF = '". The rewritten sentence: "'

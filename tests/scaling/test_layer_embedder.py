@@ -14,7 +14,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.extras.scaling import LayerEmbedder
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.tiny_folders import TEXTS
+from tests.support.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
 

@@ -13,8 +13,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.sweeping.scoring.recording import _KMeansRecorder, scores_together
 from midlayer_encoders.tasks import resolve_tasks
-from tests.others_warnings import MTEB
 from tests.scoring.made import classification, pairs, retrieval, sts
+from tests.support.others_warnings import MTEB
 
 pytestmark = MTEB
 

@@ -18,9 +18,9 @@ from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Cl
 from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.sweeping.scoring.recording import scores_together
 from midlayer_encoders.sweeping.scoring.retrieval import ranking_score
-from tests.others_warnings import MTEB
 from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
-from tests.thinned import thinned
+from tests.support.others_warnings import MTEB
+from tests.support.thinned import thinned
 
 pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:.*(ill-defined|distinct clusters|copy construct)")]
 

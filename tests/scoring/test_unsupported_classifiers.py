@@ -9,7 +9,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from midlayer_encoders.sweeping.scoring.recording import scores_together
 from midlayer_encoders.tasks import resolve_tasks
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 
 pytestmark = MTEB

@@ -28,7 +28,7 @@ from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
 from tests.export.tiny_bpe import save_bpe
 from tests.recipes.test_word_echo import TOKENIZERS, save_causal
-from tests.tiny_folders import Folder, tokenizer
+from tests.support.tiny_folders import Folder, tokenizer
 
 SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 PARTS = {

@@ -12,8 +12,8 @@ from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.metrics.label_accuracy import ridge_correct
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
-from tests.progress import record_steps
-from tests.tiny_folders import Folder
+from tests.support.progress import record_steps
+from tests.support.tiny_folders import Folder
 
 LAYERS = range(5)
 

@@ -24,7 +24,7 @@ from midlayer_encoders.selection.select import DEFAULTS, LABELS, RECORD, default
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 ASKED = ["plain", YOURS, "plain+center+normalize"]

@@ -10,10 +10,10 @@ from mteb.models.model_meta import ModelMeta
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import SweepResult
-from tests.made_media import RATE, waveform
-from tests.others_warnings import MTEB
+from tests.support.made_media import RATE, waveform
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 LABELS = [n % 3 for n in range(24)]

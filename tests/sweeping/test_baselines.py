@@ -19,10 +19,10 @@ from midlayer_encoders.tasks import TfidfEncoder, tfidf_scores
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.tfidf import task_texts
 from tests.cli.calls import run, tables
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 NAME = "all-MiniLM-L6-v2"

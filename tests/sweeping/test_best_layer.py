@@ -16,7 +16,7 @@ from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import metrics_frame
 from tests.report.made_runs import Scores, make_sweep
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 
 PLAIN: Scores = {"STS": [0.2, 0.6, 0.5], "Own-0a1b2c3d": [0.4, 0.2, 0.3]}
 ECHO: Scores = {"STS": [0.1, 0.4, 0.7], "Own-0a1b2c3d": [0.1, 0.2, 0.2]}

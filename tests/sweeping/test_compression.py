@@ -21,12 +21,12 @@ from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.compression import Compression, make_compressions, vector_bytes
 from midlayer_encoders.tasks.sources import task_sources
-from tests.families import WIDTH
-from tests.others_warnings import MTEB
 from tests.recipes.test_word_echo import save_causal
+from tests.support.families import WIDTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:Estimating quantization parameters")]
 TYPES = ("STS", "PairClassification", "Retrieval", "Classification", "Clustering")

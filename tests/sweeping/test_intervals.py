@@ -13,10 +13,10 @@ import torch
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.cli import find
 from midlayer_encoders.sweeping import SweepResult, task_scoring
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 Printed = Callable[[SweepResult], str]
 pytestmark = MTEB

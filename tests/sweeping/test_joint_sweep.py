@@ -17,11 +17,11 @@ from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from midlayer_encoders.extras.joint.loading import paired_layers
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import export_lines
-from tests.families import JOINT, MORE_JOINT, tiny_joint
-from tests.made_media import IMAGES, image
-from tests.others_warnings import MTEB
+from tests.support.families import JOINT, MORE_JOINT, tiny_joint
+from tests.support.made_media import IMAGES, image
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder, save_joint
 from tests.sweeping.scoring import mteb_score, sweep, write_sts_task
-from tests.tiny_folders import TEXTS, Folder, save_joint
 
 pytestmark = MTEB
 

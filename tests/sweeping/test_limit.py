@@ -18,8 +18,8 @@ from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.request import Sweep
 from midlayer_encoders.tasks.sources import SampledSource, task_sources
-from tests.others_warnings import MTEB
 from tests.scaling.jobs import Jobs
+from tests.support.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep
 from tests.tasks.rows import ROWS, write
 

@@ -20,11 +20,11 @@ from midlayer_encoders.sweeping.mteb_jobs import Score
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _recipe_hint, score_remarks
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 from midlayer_encoders.tasks.sources import TextsSource
-from tests.others_warnings import MTEB
 from tests.recipes.test_word_echo import save_causal
 from tests.report.made_frames import rows_frame
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

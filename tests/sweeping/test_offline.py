@@ -10,9 +10,9 @@ from huggingface_hub import constants as hub
 from midlayer_encoders.sweeping.mteb_jobs import DataUnavailableError
 from midlayer_encoders.tasks.sources import task_sources
 from tests.cli.calls import run
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep, write_sts_task
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

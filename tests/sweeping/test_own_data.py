@@ -13,14 +13,14 @@ import pytrec_eval
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_sts_task
 from tests.sweeping.test_prompts import PROMPTS, cosine, save_layer_2
 from tests.sweeping.test_resume import HEADS, record_texts
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

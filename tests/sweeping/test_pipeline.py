@@ -17,8 +17,8 @@ from midlayer_encoders.reading.batches import TextInputs, tokens_that_fit
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
-from tests.families import DEPTH, WIDTH
-from tests.tiny_folders import Folder
+from tests.support.families import DEPTH, WIDTH
+from tests.support.tiny_folders import Folder
 
 TEXTS = [f"text number {number} of some" + " more" * (number % 7) for number in range(40)]
 KEYS = [text_key(text) for text in TEXTS]

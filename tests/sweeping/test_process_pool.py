@@ -29,7 +29,7 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.sweeping import mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from midlayer_encoders.sweeping.process_pool import ProcessPool, end_with_parent
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.sweeping.test_sweep import sentence
 
 Folder = Callable[[str], str]

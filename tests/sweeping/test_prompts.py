@@ -12,11 +12,11 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 from midlayer_encoders.tasks import resolve_tasks
-from tests.others_warnings import MTEB
 from tests.store.listing import list_stores
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

@@ -20,11 +20,11 @@ from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.layer_sweep import _accumulate_progress, single_line_texts
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.text_lists import read_texts
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, mteb_score, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 CUSTOM = Recipe(name="yours", template='a "{text}" is:', pooling="last")

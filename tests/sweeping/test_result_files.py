@@ -12,10 +12,10 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep, write_sts_task
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

@@ -13,10 +13,10 @@ import torch
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import DiskFullError
 from midlayer_encoders.sweeping import mteb_jobs
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder, save_tiny
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tiny_folders import Folder, save_tiny
 
 pytestmark = MTEB
 

@@ -12,10 +12,10 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.sweeping.store import text_key
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import SENTENCES, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

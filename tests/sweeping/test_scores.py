@@ -9,11 +9,11 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

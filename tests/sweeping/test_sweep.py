@@ -21,10 +21,10 @@ from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import sweep
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

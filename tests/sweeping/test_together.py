@@ -19,10 +19,10 @@ from midlayer_encoders.files import read_sealed, sealed
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import tfidf_scores
 from midlayer_encoders.tasks.sources import task_sources
-from tests.families import DEPTH
-from tests.others_warnings import MTEB
+from tests.support.families import DEPTH
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
-from tests.tiny_folders import Folder
 
 pytestmark = MTEB
 

@@ -14,7 +14,7 @@ from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 pytestmark = MTEB

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 
 pytestmark = MTEB

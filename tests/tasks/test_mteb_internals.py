@@ -12,7 +12,7 @@ from mteb.types import PromptType
 
 from midlayer_encoders.tasks import PAPER_TASKS, TfidfEncoder, mteb_internals, resolve_tasks
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 
 pytestmark = MTEB

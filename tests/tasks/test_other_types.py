@@ -10,7 +10,7 @@ from midlayer_encoders.tasks import TaskFileError, resolve_tasks
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import own_texts, task_sources
 from midlayer_encoders.tasks.tfidf import source_texts, task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 pytestmark = MTEB

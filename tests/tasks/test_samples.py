@@ -15,8 +15,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks.samples import sample_order, training_order
 from midlayer_encoders.tasks.sources import ObjectSource, SampledSource, limited_sources, task_sources
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
 from tests.scoring.made import retrieval
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 
 pytestmark = MTEB

@@ -4,7 +4,7 @@ import mteb
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.tasks import resolve_tasks
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 
 pytestmark = MTEB
 

@@ -8,7 +8,7 @@ import pytest
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
 from midlayer_encoders.tasks.tfidf import task_texts
-from tests.others_warnings import MTEB
+from tests.support.others_warnings import MTEB
 from tests.tasks.rows import write
 
 pytestmark = MTEB

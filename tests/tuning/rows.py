@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.extras.training import TuneResult
-from tests.grouped import tune
-from tests.tiny_folders import TEXTS
+from tests.support.grouped import tune
+from tests.support.tiny_folders import TEXTS
 
 PAIRS = [
     {"anchor": f"{text} {number}", "positive": f"{text.upper()} {number}"} for number in range(8) for text in TEXTS

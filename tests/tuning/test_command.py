@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders.tasks.table_files import TaskFileError
 from tests.cli.calls import run
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 from tests.tuning.rows import PAIRS
 
 

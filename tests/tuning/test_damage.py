@@ -14,7 +14,7 @@ from midlayer_encoders.extras.training import TuneResult, fitting, runs
 from midlayer_encoders.extras.training.fitting import _last_checkpoint
 from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS
 from midlayer_encoders.files import LOCK, file_checksums, sealed
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
 OPTIONS: dict[str, Any] = {"max_steps": 4, "checkpoints": 4, "held_out": 0}

@@ -18,8 +18,8 @@ from midlayer_encoders.extras.training import DistillSettings
 from midlayer_encoders.extras.training.losses import DistillLoss
 from midlayer_encoders.extras.training.tuning_page import tuning_words
 from midlayer_encoders.frame import FRAME_SCHEMA
-from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS
 from tests.tuning.test_tune import sts
 

@@ -20,7 +20,7 @@ from midlayer_encoders.extras.training import trainer_internals
 from midlayer_encoders.extras.training.fitting import _make_callback, _prompts, _training_arguments, train
 from midlayer_encoders.extras.training.losses import LabelRankingLoss, pair_loss
 from midlayer_encoders.tasks.training_rows import TrainingRows, read_pairs
-from tests.tiny_folders import Folder
+from tests.support.tiny_folders import Folder
 from tests.tuning.rows import PAIRS
 
 

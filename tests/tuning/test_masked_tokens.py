@@ -13,9 +13,9 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaCo
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training.losses import MaskedNextTokenLoss, mask_tokens, masked_token_head
-from tests.grouped import tune
-from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.grouped import tune
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS
 
 pytestmark = MTEB

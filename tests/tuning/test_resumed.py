@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.settings import TrainingSettings
 from midlayer_encoders.extras.training import fitting, runs
 from midlayer_encoders.tasks.training_rows import TrainingRows
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
 IDLE = {"epochs": 6, "learning_rate": 0.0, "patience": 2, "checkpoints": 12}  # stops early, after 9 steps

@@ -22,7 +22,7 @@ from midlayer_encoders.extras.training.trainer_internals import (
     remove_autocast,
     remove_lora,
 )
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
 

@@ -20,8 +20,8 @@ from transformers import AutoModel
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.extras.training.tuning_page import tuning_words
-from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS, tuned
 
 pytestmark = MTEB
@@ -191,7 +191,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
 def test_invalid_arguments_are_refused(
     options: dict[str, Any], error: type[Exception], words: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    from tests.grouped import tune
+    from tests.support.grouped import tune
 
     scored = {"tasks": str(sts(tmp_path / "mine.jsonl")), "progress": lambda *_: pytest.fail("not refused at once")}
     with pytest.raises(error, match=words):

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
 from midlayer_encoders.extras.vectors import embedding
-from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import TEXTS, Folder
+from tests.support.made_media import IMAGES, WAVEFORMS
+from tests.support.tiny_folders import TEXTS, Folder
 
 INPUTS = [*TEXTS, TEXTS[0]]  # one stands there twice
 

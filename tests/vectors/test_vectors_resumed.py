@@ -15,8 +15,8 @@ from safetensors import safe_open
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
-from tests.others_warnings import MTEB
-from tests.tiny_folders import Folder
+from tests.support.others_warnings import MTEB
+from tests.support.tiny_folders import Folder
 
 pytestmark = MTEB
 

@@ -3,7 +3,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.media_views import audio_view, augment_media, image_view
-from tests.made_media import IMAGES, RATE, WAVEFORMS, image
+from tests.support.made_media import IMAGES, RATE, WAVEFORMS, image
 
 
 def arrays(views: list) -> list[np.ndarray]:  # type: ignore[type-arg]

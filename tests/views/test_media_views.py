@@ -8,7 +8,7 @@ from PIL import Image
 
 from midlayer_encoders.metrics.media_views import audio_view, augment_media, image_view
 from midlayer_encoders.reading.media_inputs import InputError
-from tests.made_media import IMAGES, RATE, WAVEFORMS
+from tests.support.made_media import IMAGES, RATE, WAVEFORMS
 
 SQUARE, COUNT = 10, 30
 

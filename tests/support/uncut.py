@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.families import DEPTH
+from tests.support.families import DEPTH
 
 
 class NoStackError(Exception):

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.families import FAMILIES, VOCAB, tiny, tiny_joint
+from tests.support.families import FAMILIES, VOCAB, tiny, tiny_joint
 
 Folder = Callable[[str], str]
 """From the name of a family to the folder of its tiny model: the fixture ``tiny_folder``."""

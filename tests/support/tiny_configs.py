@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.families import DEPTH, VOCAB, WIDTH
+from tests.support.families import DEPTH, VOCAB, WIDTH
 
 POSITIONS = 256
 WINDOW = 8

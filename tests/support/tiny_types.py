@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.tiny_configs import MOST_PARAMETERS, randomized, tiny_config
-from tests.tiny_folders import tokenizer
+from tests.support.tiny_configs import MOST_PARAMETERS, randomized, tiny_config
+from tests.support.tiny_folders import tokenizer
 
 TOLERANCE = 2e-4  # relative to the largest value: another order of summation
 TEXTS = [
