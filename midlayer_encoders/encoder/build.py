@@ -153,7 +153,7 @@ def assemble(
         saved = replace(saved, prompts={}, default_prompt_name=None)
     if not saved.trained:
         options = replace(options, dense=None)
-    complete = cut.layer == cut.anatomy.num_layers and encoder.tower_layers == encoder.tower_depths
+    complete = cut.layer == cut.anatomy.num_layers and not encoder.ends_early
     last_layer = complete and (options.norm == "final" or not cut.anatomy.final)
     counting, later = _pooling(first, anatomy, options, saved, name, last_layer=last_layer, pools=not cut.heads)
     prompts, default_prompt_name = prompting.resolve_prompts(options, saved)

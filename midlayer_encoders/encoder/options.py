@@ -330,6 +330,10 @@ class EncoderOptions:
         """Return whether no option says how to read texts."""
         return self.changed().keys().isdisjoint(option_names("reading"))
 
+    def spec_fields(self) -> dict[str, Any]:
+        """Return the options that a spec holds as they are."""
+        return {name: getattr(self, name) for name in ("revision", "bidirectional", "chat_template", "tower")}
+
     def own_recipe(self) -> Recipe | None:
         """Return the recipe that the template and the pooling amount to; ``None`` without a template."""
         if self.template is None:

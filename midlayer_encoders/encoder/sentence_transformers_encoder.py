@@ -89,8 +89,7 @@ class LayerEncoder(SentenceTransformer):
     location = hub.Location("")
     files = ""  # digest of the files that it was loaded from
     loaded: Mapping[str, str] = MappingProxyType({})  # digests of its modules as they follow from these files
-    tower_layers: Mapping[str, int] = MappingProxyType({})  # layer of each tower of a joint model
-    tower_depths: Mapping[str, int] = MappingProxyType({})  # blocks of each tower before the cut
+    ends_early = False  # whether another stack of its model ends before its last block
     _branch: str | None = None  # the target of `push_to_hub` while it runs
 
     def __init__(
@@ -176,7 +175,7 @@ class LayerEncoder(SentenceTransformer):
         options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
         options |= self.options.recreating()
         texts = [f"{name}={short_repr(value)}" for name, value in options.items() if value is not None]
-        place = f"layer={self.layers} of {self.tower_depths or self.num_layers}"
+        place = f"layer={self.layers} of {self.depths}"
         return f"{type(self).__name__}({self.name!r}, {place}, {', '.join(texts)})"
 
     def __str__(self) -> str:
@@ -218,7 +217,12 @@ class LayerEncoder(SentenceTransformer):
     @property
     def layers(self) -> LayerArgument:
         """The ``layer`` that creates this encoder: a number, or a number by name."""
-        return dict(self.tower_layers) or self.layer
+        return self.layer
+
+    @property
+    def depths(self) -> LayerArgument:
+        """The number of blocks of the complete model, or one by name."""
+        return self.num_layers
 
     def layer_argument(self, layer: int) -> LayerArgument:
         """Return the ``layer`` that creates the encoder of one of the layers that ``encode_layers`` numbers."""

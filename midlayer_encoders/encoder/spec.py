@@ -30,7 +30,7 @@ def encoder_spec(encoder: Any) -> EncoderSpec:
     options = encoder.options
     return EncoderSpec(
         model=encoder.results_name,
-        revision=options.revision,
+        **options.spec_fields(),
         layer=encoder.layer,
         num_layers=encoder.num_layers,
         norm=encoder.norm,
@@ -38,14 +38,10 @@ def encoder_spec(encoder: Any) -> EncoderSpec:
         max_length=encoder.max_seq_length,
         dtype=str(encoder.dtype).removeprefix("torch."),
         prompts=(*prompts, ("", encoder.default_prompt_name or "")),
-        bidirectional=options.bidirectional,
         adapters=tuple(base_name(adapter) for adapter in options.adapters),
-        chat_template=options.chat_template,
         truncate_dim=encoder.truncate_dim,
         modules=json.dumps(modules, sort_keys=True, default=str),
         weights_digest=weights_digest(encoder),
-        tower=options.tower,
-        tower_layers=tuple(encoder.tower_layers.items()),
         similarity=encoder.similarity_fn_name,
         prompting=prompting_settings(options),
         parts=part_digests(encoder),

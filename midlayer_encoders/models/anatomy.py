@@ -190,7 +190,7 @@ _AXES = {"xlnet": (1, 0, 2)}
 
 
 def _block_list(model: nn.Module) -> str:
-    """Return the path of the block list: the largest list with a class that is never split across devices.
+    """Return the path of the block list: the largest list with a class that transformers never splits.
 
     That class is the block in nearly every family. Lists may mix several kinds of block (Jamba, Zamba, NemotronH).
     Where transformers names no such class, it is the list of identical modules with the most parameters.

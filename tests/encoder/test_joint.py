@@ -86,7 +86,7 @@ def test_one_layer_applies_to_both_towers_and_a_pair_is_the_sum(joint_folder: Fo
 @pytest.mark.parametrize("name", JOINT)
 def test_tower_alone_pools_its_states(name: str, joint_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(joint_folder(name), 2, norm="none", tower="image", device="cpu")
-    assert (encoder.media, encoder.num_layers, encoder.tower_layers) == (["image"], 3, {})
+    assert (encoder.media, encoder.num_layers, encoder.layers) == (["image"], 3, encoder.layer)
     captured: list[torch.Tensor] = []
     model = tiny_joint(name)
     model.vision_model.encoder.layers[1].register_forward_hook(  # type: ignore[union-attr, index]

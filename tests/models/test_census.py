@@ -182,7 +182,7 @@ def test_model_without_a_causal_mask_is_refused(tmp_path: Path) -> None:
 def test_folder_whose_vectors_depend_on_padding_is_not_saved(tmp_path: Path) -> None:
     tiny_types.build("fnet", tmp_path / "whole")
     encoder = LayerEncoder(str(tmp_path / "whole"), 2, device="cpu")
-    with pytest.raises(MidlayerError, match="(?i)padding changes the states of a text"):
+    with pytest.raises(MidlayerError, match=r"(?i)padding changes the states of a text"):
         encoder.save_pretrained(str(tmp_path / "plain"))
 
 

@@ -122,7 +122,7 @@ def write_card(folder: Path, encoder: LayerEncoder, target: str, **extra: Any) -
         "target": target,
         "model": spec.model,
         "revision": spec.revision,
-        "layer": encoder.tower_layers or spec.layer,
+        "layer": encoder.layers,
         "num_layers": spec.num_layers,
         "norm": spec.norm,
         "pooling": spec.pooling,

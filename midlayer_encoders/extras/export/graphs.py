@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _
         staging.mkdir()
         _write_preprocessing(encoder, staging)
         for medium in encoder.media:
-            path = staging / f"{medium if encoder.tower_layers else 'model'}.onnx"
+            path = staging / f"{medium if isinstance(encoder.layers, Mapping) else 'model'}.onnx"
             graphs.update(_write_graphs(encoder, medium, path, int8=int8))
         _comparison.write_card(staging, encoder, "onnx", graphs=graphs, versions=versions)
 

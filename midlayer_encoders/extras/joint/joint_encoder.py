@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, LayerArgument
+from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument
 from midlayer_encoders.encoder.encoding import as_list
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -52,7 +52,23 @@ class JointEncoder(LayerEncoder):
         loaded, cuts = load_towers(files, layer)
         self.tower_layers = {name: cut.layer for name, cut in cuts.items()}
         self.tower_depths = {name: cut.anatomy.num_layers for name, cut in cuts.items()}
+        self.ends_early = self.tower_layers != self.tower_depths
         return loaded, replace(cuts["image"], heads=True)
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The layer of each tower."""
+        return dict(self.tower_layers)
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks of each tower before the cut."""
+        return dict(self.tower_depths)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """Everything that changes this encoder's vectors and scores."""
+        return replace(super().spec, tower_layers=tuple(self.tower_layers.items()))
 
     @property
     def towers(self) -> dict[str, Anatomy]:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -190,7 +190,7 @@ def probe(
         chance=float(classes[split.test].bincount().max()) / len(split.test),
         num_train=len(split.train),
         source=encoder.source,
-        options=None if encoder.in_memory or encoder.tower_layers else encoder.options,
+        options=None if encoder.in_memory or isinstance(encoder.layers, Mapping) else encoder.options,
     )
 
 
