@@ -30,7 +30,6 @@ _CENTER_FILE = "center.txt"
 _DEFAULT_METRICS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 _SELECTION_STAGES = {
-    "kind": "tokens read to tell the kind of the model",
     "measuring": "tokens measured",
     "computing": "metrics computed",
     "labels": "tokens of labeled texts read",

@@ -97,8 +97,7 @@ def select_layer(
     Args:
         model: folder or hub name, an encoder of the whole model, or a tidy frame of one model from a sweep or from
             :func:`~midlayer_encoders.measure`.
-        texts: a few hundred of your texts. They are read only for labels, for metrics, or if the model's files do not
-            tell whether it is an embedding model.
+        texts: a few hundred of your texts. They are read only for labels and for metrics.
         labels: the class of each text, ``None`` for unlabeled texts.
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"`` or ``"min-prompt-entropy"``.

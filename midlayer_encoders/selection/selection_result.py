@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,12 @@ from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: What is known about the default for causal models.
+RECORD = (
+    "`docs/selection.md` lists what it gains: much on short texts and passages, nothing on long documents. "
+    "Do not use it for authorship or style without labels."
+)
 
 _NEAR = 0.1  # of the depth: layers within it are about as good (benchmarks/selection/README.md)
 
@@ -73,7 +79,6 @@ class Selection(TidyResult):
         custom_recipe: the recipe itself, if its name does not identify it.
         center: the texts that the recipe centers on, if it does.
         tokens: mean number of tokens that the model reads for a text, by recipe; empty without texts.
-        record: how the default did on other models, if it is known.
     """
 
     model: str
@@ -94,7 +99,6 @@ class Selection(TidyResult):
     custom_recipe: Recipe | None = field(default=None, kw_only=True)
     center: tuple[str, ...] | None = field(default=None, kw_only=True)
     tokens: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    record: str = field(default="", kw_only=True)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -138,16 +142,18 @@ class Selection(TidyResult):
     @property
     def confidence(self) -> str:
         """A sentence on how reliable the choice is."""
-        if self.parts:
-            return self._recipe_confidence
-        if self.labels is not None and self.rule in ("auto", "few-labels"):
-            is_last = self.layer == self.num_layers
+        if self.labels is not None and (self.parts or self.rule in ("auto", "few-labels")):
+            is_last = not self.parts and self.layer == self.num_layers
+            comparison = "the last layer itself" if is_last else self.labels.comparison()
             first, last = self.labels.layers
-            return (
-                f"On {self.labels.count} labeled texts it is "
-                f"{'the last layer itself' if is_last else self.labels.comparison()}; "
-                f"other samples of as many texts choose layers {first} to {last}."
-            )
+            others = "" if self.parts else f"; other samples of as many texts choose layers {first} to {last}"
+            return f"On {self.labels.count} labeled texts it is {comparison}{others}."
+        if self.parts and self.frame.filter(kind="score").is_empty():
+            is_known = str(self.kind and self.kind.name) == "causal" and self.recipe.partition("+")[0] == "word-echo"
+            record = f" {RECORD}" if is_known else ""
+            return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
+        if self.parts:
+            return self.parts[self.recipe].confidence
         if self.frame.is_empty():
             return "No layer was measured: the choice was best for other models. A few labels would decide."
         low, high = self.spread
@@ -158,15 +164,6 @@ class Selection(TidyResult):
             f"The rules disagree, from layer {low} to layer {high}: {near} of {num_other_rules} other rules are within "
             "a tenth of the depth. A few labels would decide."
         )
-
-    @property
-    def _recipe_confidence(self) -> str:
-        if self.labels is not None:
-            return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
-        if self.frame.filter(kind="score").is_empty():
-            record = f" {self.record}" if self.record else ""
-            return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
-        return self.parts[self.recipe].confidence
 
     @property
     def cost(self) -> str:
@@ -188,27 +185,26 @@ class Selection(TidyResult):
 
         Rows of recipes also have the score and the tokens per text.
         """
+        schema: dict[str, Any] = {"layer": pl.Int64}
+        rows: list[tuple[Any, ...]]
         if self.parts:
-            return self._recipes_frame()
-        schema = {"rule": pl.String(), "layer": pl.Int64(), "reason": pl.String()}
-        choices = pl.DataFrame([vars(choice) for choice in self.choices], schema=schema)
-        return _with_model(choices, self, chosen=pl.col("rule") == self.rule)
-
-    def _recipes_frame(self) -> pl.DataFrame:
-        scores = self.frame.filter(kind="score")
-        rows = [
-            {
-                "recipe": name,
-                "layer": part.layer,
-                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
-                "tokens": self.tokens.get(name),
-                "reason": part.reason,
+            key, chosen = "recipe", self.recipe
+            scores = self.frame.filter(kind="score")
+            schema |= {"score": pl.Float64, "tokens": pl.Float64}
+            means = {
+                name: scores.filter(recipe=name, layer=part.layer)["value"].mean() for name, part in self.parts.items()
             }
-            for name, part in self.parts.items()
-        ]
-        numbers = {"layer": pl.Int64(), "score": pl.Float64(), "tokens": pl.Float64()}
-        recipes = pl.DataFrame(rows, schema={"recipe": pl.String(), **numbers, "reason": pl.String()})
-        return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
+            rows = [
+                (name, part.layer, means[name], self.tokens.get(name), part.reason) for name, part in self.parts.items()
+            ]
+        else:
+            key, chosen = "rule", self.rule
+            rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
+        table = pl.DataFrame(rows, schema={key: pl.String, **schema, "reason": pl.String}, orient="row")
+        depth, is_chosen = pl.col("layer") / self.num_layers, pl.col(key) == chosen
+        columns = ["model", "revision", key, "layer", "depth", *list(schema)[1:], "chosen", "reason"]
+        model = {"model": pl.lit(self.model), "revision": pl.lit(self.revision)}
+        return table.with_columns(**model, depth=depth, chosen=is_chosen).select(columns)
 
     def plot(self) -> Figure:
         """Return a figure of the curves that the rules read, with the chosen layer and every other choice marked."""
@@ -243,29 +239,12 @@ class Selection(TidyResult):
         return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
-        choices = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
-        rows = [(name, part.layer, part.reason) for name, part in self.parts.items()] or choices
-        chosen, how = (self.recipe, f"recipe {self.recipe}") if self.parts else (self.rule, self.rule)
-        title = f"{self.title}, by {how}: {self.reason}."
-        return "\n".join([title, *self.notes, *_table_lines(rows, chosen)])
-
-
-def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
-    """Return rows with the columns of the model, the depth, and whether a row was chosen."""
-    name, layer, *score, reason = rows.columns
-    depth = (pl.col("layer") / selection.num_layers).alias("depth")
-    model = pl.lit(selection.model).alias("model")
-    revision = pl.lit(selection.revision).alias("revision")
-    return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
-
-
-def _table_lines(rows: Sequence[tuple[str, int | None, str]], chosen: str) -> list[str]:
-    """Return a line for each row of name, layer and reason, the chosen one marked with an asterisk."""
-    width = max(len(name) for name, _, _ in rows)
-    return [
-        f"{'*' if name == chosen else ' '} {name:<{width}}  {'–' if layer is None else layer:>3}  {reason}"
-        for name, layer, reason in rows
-    ]
+        key = "recipe" if self.parts else "rule"
+        how = f"recipe {self.recipe}" if self.parts else self.rule
+        rows = self.to_frame().select("chosen", key, pl.col("layer").cast(pl.String).fill_null("–"), "reason").rows()
+        width = max(len(name) for _, name, _, _ in rows)
+        lines = [f"{'*' if chosen else ' '} {name:<{width}}  {layer:>3}  {why}" for chosen, name, layer, why in rows]
+        return "\n".join([f"{self.title}, by {how}: {self.reason}.", *self.notes, *lines])
 
 
 def make_selection(

@@ -126,19 +126,6 @@ def selection_table(part: str) -> dict[tuple[str, str], list[float]]:
 
 
 @cache
-def gates() -> pl.DataFrame:
-    """Return a row for each measurement of half match: whether the gate of 0.1 opens, and whether that of now does."""
-    rows = []
-    looked = table("selection/results/gate.csv").group_by("model", "kind", "seed", "dataset", maintain_order=True)
-    for (_, kind, _, _), part in looked:
-        values = part.sort("layer")["half_match"].to_list()
-        end, before = values[-1], max(values[: round(0.8 * (len(values) - 1)) + 1])
-        highest = end > max(values[:-1])
-        rows.append((kind, highest and end >= 0.5, highest and end - before >= max(0.15, 0.5 * (1 - before))))
-    return pl.DataFrame(rows, schema=["kind", "was", "now"], orient="row")
-
-
-@cache
 def onnx() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((BENCH / "results" / "export_onnx.json").read_text())
     return found

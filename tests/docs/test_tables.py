@@ -90,11 +90,11 @@ def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
 @pytest.mark.docs
 def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureRequest) -> None:
     """Those of the paper's models only where its tables are: they are not in the repository."""
-    from benchmarks.selection import gate, run
+    from benchmarks.selection import run
 
     tables = _reference(request)
     page = (run.HERE / "README.md").read_text(encoding="utf8")
-    for name, lines in {**run.parts(tables), "gate": gate.table()}.items():
+    for name, lines in run.parts(tables).items():
         stated = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0].splitlines()
         for there, made in zip(stated, lines, strict=True):
             assert there == made, f"benchmarks/selection/README.md, {name}"

@@ -20,7 +20,8 @@ from midlayer_encoders.metrics.label_accuracy import class_numbers, ridge_correc
 from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
 from midlayer_encoders.selection import RULES, Selection, select
 from midlayer_encoders.selection.kind import ModelKind
-from midlayer_encoders.selection.select import DEFAULTS, LABELS, RECORD, default_depth, default_recipe
+from midlayer_encoders.selection.select import DEFAULTS, LABELS, default_depth, default_recipe
+from midlayer_encoders.selection.selection_result import RECORD
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
