@@ -22,10 +22,10 @@ from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprin
 from midlayer_encoders.comparing.progression import _Step
 from midlayer_encoders.extras.gguf import cache as gguf_cache
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
-from midlayer_encoders.extras.scaling.sweep_units import _units
+from midlayer_encoders.extras.scaling.sweep_units import sweep_units
 from midlayer_encoders.extras.settings import TuneSettings
 from midlayer_encoders.extras.training.runs import Run
-from midlayer_encoders.extras.vectors.embedding import EmbedRun
+from midlayer_encoders.extras.vectors.embedding import EmbedJob
 from midlayer_encoders.metrics.media_views import _generator
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
@@ -53,8 +53,7 @@ COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/digests.py": "tests/encoder/test_files_digest.py",
     "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
-    "midlayer_encoders/extras/scaling/blocks.py": "tests/scaling/test_vectors.py",
-    "midlayer_encoders/extras/scaling/vector_units.py": "tests/scaling/test_vectors.py",
+    "midlayer_encoders/extras/scaling/units.py": "tests/scaling/test_vectors.py",
     "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
     "midlayer_encoders/extras/gguf/cache.py": "tests/models/test_gguf_cache.py",
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
@@ -141,14 +140,14 @@ def item_keys(_: Any) -> Iterator[str]:
         yield item_key((samples, 8000))
 
 
-@digest("sweeping/embedder.py", "Embedder._saved_plan")
+@digest("sweeping/embedder.py", "Embedder.plan")
 def plan_files(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     store = open_store(world.path, encoder.spec, [1], encoder, "float32")
     for items, budget in ((TEXTS, 64), (TEXTS[1:], 64), (TEXTS[::-1], 64), (TEXTS, 96)):
         before = {path.name for path in store.folder.glob("plans/*")}
         keys = {item_key(text): text for text in items}
-        Embedder(encoder, store, budget)._saved_plan(keys, set(range(len(items))), "")
+        Embedder(encoder, store, budget).plan(keys, set(range(len(items))), "")
         (new,) = {path.name for path in store.folder.glob("plans/*")} - before
         yield new
 
@@ -217,11 +216,12 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     yield score_identity(task, "a")
 
 
-@digest("extras/vectors/embedding.py", "EmbedRun.__post_init__")
+@digest("extras/vectors/embedding.py", "EmbedJob._metadata", "EmbedJob.run_on")
 def digests_of_inputs(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     for inputs, prompt in ((TEXTS, ""), (TEXTS[1:], ""), (TEXTS[::-1], ""), (TEXTS, "a: ")):
-        yield EmbedRun(encoder, inputs, world.path, [1, 2], prompt).digest
+        job = EmbedJob(encoder, {}, world.path, [1, 2], None, prompt, "auto")
+        yield job._metadata(*job._keys_and_prompt(inputs))["inputs_digest"]
 
 
 @digest("comparing/progression.py", "_Step.path", "_texts_digest")
@@ -304,7 +304,7 @@ def text_views(_: Any) -> Iterator[list[str]]:
     yield from augment([text, text], views=1, seed=1)[0]
 
 
-@digest("extras/scaling/sweep_units.py", "_units")
+@digest("extras/scaling/sweep_units.py", "sweep_units")
 def unit_identities(world: Any) -> Iterator[str]:
     sources = task_sources(["DocstringNearnessSTS", "STS12", "STS13"])
     plain, word = recipes_of("recipes", ["plain", "one-word"])
@@ -320,14 +320,14 @@ def unit_identities(world: Any) -> Iterator[str]:
     without_effect = {"tasks", "sources", "columns", "limit", "out", "progress", "executor", "center_texts"}
     assert vars(request).keys() == changes.keys() | without_effect
 
-    def identity(request: Sweep, step: str = "score", recipe: str | None = "plain", item: str = "0") -> str:
-        units = {(unit.step, unit.recipe, unit.item): unit.identity for unit in _units("m", request)}
-        return units[step, recipe, item if step == "score" else ""]
+    def identity(request: Sweep, step: str = "score", recipe: str | None = "plain", item: int = 0) -> str:
+        units = {(unit.step, *unit.items): unit.outcome.name for unit in sweep_units("m", request)}
+        return units[(step, recipe, item) if step == "score" else (step,)]
 
     yield identity(request)
     for name, value in changes.items():
         yield identity(request.change(**{name: value}))
-    yield identity(request, item="1")
+    yield identity(request, item=1)
     yield identity(request, recipe="one-word")
     for change in ({"eval_splits": ("train",)}, {"hf_subsets": ("fr",)}):
         yield identity(request.change(sources=[replace(sources[1], **change)]))

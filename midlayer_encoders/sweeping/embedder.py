@@ -81,7 +81,7 @@ class Embedder:
         """
         distinct: dict[str, Any] = dict(zip(keys, items, strict=True))
         # The second round plans anew, in case shards were removed or damaged since the plan was made.
-        for make_plan in (self._saved_plan, self._plan):
+        for make_plan in (self.plan, self._plan):
             missing = set(self.store.missing(list(distinct)))
             if not missing:
                 return
@@ -96,7 +96,7 @@ class Embedder:
         batches = batches_of(self.encoder, missing_items, token_budget=self.tokens, max_texts=max_texts, prompt=prompt)
         return [[positions[n] for n in batch] for batch in batches]
 
-    def _saved_plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
+    def plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
         """Return the saved batches of these items, or plan and save them."""
         # On a GPU the automatic budget can change between runs; the plan must not.
         budget = self.token_budget if self.encoder.device.type == "cuda" else self.tokens

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -195,14 +195,14 @@ class SingleSweep:
             Stage(self.progress, "planning"),
         )
 
-    def plan(self, embedder: Embedder) -> None:
-        """Call an embedder with the inputs of the tasks that are scored together, in the order of a run."""
+    def plan(self, store: Vectors, ensure: Callable[[Sequence[Any], Sequence[str], str], None]) -> None:
+        """Call a function with the inputs of the tasks that are scored together, in the order of a run."""
         if self.recipe.center:
             prompt = self.encoder.default_prompt
-            embedder(self.center_texts, [item_key(text, prompt) for text in self.center_texts], prompt)
+            ensure(self.center_texts, [item_key(text, prompt) for text in self.center_texts], prompt)
         spec = self.spec.at_layer(self.encoder.layer_argument(self.layers[0]))
         media = tuple(self.encoder.media)
-        layer = StoredLayer(embedder.store, self.layers[0], spec, Prompts(self.encoder), media, ensure=embedder)
+        layer = StoredLayer(store, self.layers[0], spec, Prompts(self.encoder), media, ensure=ensure)
         for source in self.request.labeled:
             try:
                 with isolated_random(), quiet_mteb():

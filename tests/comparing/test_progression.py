@@ -297,7 +297,7 @@ def test_failed_and_lost_jobs_are_failures(
 def test_wrong_arguments_of_jobs_are_refused(run: Path, tmp_path: Path) -> None:
     cases: dict[str, dict[str, object]] = {
         "`out` must be a folder with an executor": {"executor": Jobs()},
-        "`executor` must be an object with `submit`": {"executor": "slurm", "out": tmp_path / "out"},
+        "`executor` must have a method `submit`, as in": {"executor": "slurm", "out": tmp_path / "out"},
         "`executor` must have a method `submit`": {"executor": 3, "out": tmp_path / "out"},
     }
     for message, options in cases.items():

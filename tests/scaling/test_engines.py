@@ -35,6 +35,7 @@ WORKERS = {
     "slurm": b"submitit.core._submit",
 }
 """What the command line of a worker holds."""
+PACKAGES = {"dask": "distributed", "ray": "ray", "slurm": "submitit"}
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +68,14 @@ def engine(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options: dict[str, Any] = {"processes": {"count": 2}, "slurm": {"cpus_per_task": 1}}.get(name, {})
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], reason=f"needs pip install 'midlayer-encoders[{name}]'")
     if name != "slurm":
-        with open_executor(name, folder, options) as executor:  # type: ignore[arg-type]
+        with open_executor(name, folder, options) as executor:
             yield executor
         return
-    if not all(map(shutil.which, PROGRAMS)):
-        pytest.skip(INSTALL)
+    if missing := [program for program in PROGRAMS if not shutil.which(program)]:
+        pytest.skip(f"needs {', '.join(missing)}: {INSTALL}")
     with slurm_cluster([1, 1]) as cluster:
         monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
         with open_executor("slurm", folder, options) as executor:

@@ -13,8 +13,8 @@ from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder, sweep, sweep_many
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.extras.scaling import blocks
-from midlayer_encoders.extras.scaling.sweep_units import SweepUnit, _units
+from midlayer_encoders.extras.scaling import units
+from midlayer_encoders.extras.scaling.sweep_units import sweep_units
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.request import Sweep
 from tests.scaling.jobs import Jobs
@@ -37,14 +37,14 @@ def tasks(tmp_path: Path) -> list[str]:
 
 
 def steps(jobs: Jobs) -> list[tuple[str, str | None]]:
-    return [(unit.step, unit.recipe) for unit in jobs.calls]
+    return [(unit.step, unit.items[0] if unit.items else None) for unit in jobs.calls]
 
 
 @pytest.mark.long
 def test_units_give_the_result_of_one_process(
     tiny_folder: Folder, tasks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_MAX_INPUTS", 15)
+    monkeypatch.setattr(units, "_MAX_INPUTS", 15)
     model = tiny_folder("Llama")
     arguments: dict[str, Any] = {"recipes": RECIPES, "device": "cpu", "layers": [2, -1], "metrics": ["curvature"]}
     expected = sweep(model, tasks, out=tmp_path / "one", **arguments)
@@ -71,7 +71,7 @@ def test_units_give_the_result_of_one_process(
     Path(tasks[0]).write_text(Path(tasks[0]).read_text() + '\n{"text": "new", "label": 1}')
     sweep(model, tasks, executor=again, **arguments)
     scored = [unit for unit in again.calls if unit.step == "score"]
-    assert {unit.item for unit in scored} == {"0"}, "the second task is done"
+    assert {unit.items[1] for unit in scored} == {0}, "the second task is done"
 
 
 @pytest.mark.long
@@ -134,10 +134,10 @@ def test_task_that_fails_is_in_the_result_and_is_repeated(
 def test_identity_of_a_unit_changes_with_what_it_writes(tiny_folder: Folder, tasks: list[str], tmp_path: Path) -> None:
     model = tiny_folder("Llama")
 
-    def identities(**changes: Any) -> dict[tuple[str, str | None, str], str]:
+    def identities(**changes: Any) -> dict[tuple[Any, ...], str]:
         given = {"recipes": ["plain", "echo"], "out": tmp_path / "out", "baselines": False, **changes}
-        units: list[SweepUnit] = _units("m", Sweep(given.pop("model", model), given.pop("tasks", tasks), **given))
-        return {(unit.step, unit.recipe, unit.item): unit.identity for unit in units}
+        request = Sweep(given.pop("model", model), given.pop("tasks", tasks), **given)
+        return {(unit.step, *unit.items): unit.outcome.name for unit in sweep_units("m", request)}
 
     before = identities()
     assert len(set(before.values())) == len(before) == 1 + 4 + 1
@@ -155,7 +155,7 @@ def test_models_with_one_folder_and_other_mistakes_are_refused(
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "`models` must have different names": (["org/model", "org_model"], {}),
         "`models` must be a list": ("org/model", {}),
-        "`executor` must be an object with `submit`": (["m"], {"executor": "slurm"}),
+        "`executor` must have a method `submit`, as in `open_executor`": (["m"], {"executor": "slurm"}),
     }
     for message, (models, options) in cases.items():
         with pytest.raises(OptionError, match=message):

@@ -7,12 +7,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.extras.scaling import blocks
-from midlayer_encoders.extras.scaling import vector_units as units
+from midlayer_encoders.extras.scaling import units
 from midlayer_encoders.extras.vectors import embedding
 from tests.scaling.jobs import Jobs
 
@@ -23,9 +23,8 @@ TEXTS = [f"{'a fine day ' * (n % 7)}{n}" for n in range(60)] + ["twice", "twice"
 def test_units_write_the_file_of_one_process(
     suffix: str, tiny_folder: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (embedding, units):
-        monkeypatch.setattr(module, "CHUNK", 25)
-    monkeypatch.setattr(blocks, "_MAX_INPUTS", 9)
+    monkeypatch.setattr(embedding, "CHUNK", 25)
+    monkeypatch.setattr(units, "_MAX_INPUTS", 9)
     arguments: dict[str, Any] = {"layers": [0, -1], "token_budget": 32, "device": "cpu"}
     one, many = tmp_path / f"one{suffix}", tmp_path / f"many{suffix}"
     embed(tiny_folder("Llama"), TEXTS, one, **arguments)
@@ -42,7 +41,7 @@ def test_units_write_the_file_of_one_process(
 def test_interrupted_units_continue(
     tiny_folder: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_MAX_INPUTS", 9)
+    monkeypatch.setattr(units, "_MAX_INPUTS", 9)
     arguments: dict[str, Any] = {"token_budget": 32, "device": "cpu"}
     out = tmp_path / "vectors.npy"
     with pytest.raises(MidlayerError, match="ended 3 times"):
@@ -65,10 +64,21 @@ def test_other_inputs_and_arguments_are_other_units(
     tiny_folder: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Units of an interrupted call are found by their names."""
-    requests: list[set[tuple[str, str]]] = []
+    requests: list[set[str]] = []
     for texts, options in ((TEXTS, {}), (TEXTS[1:], {}), (TEXTS, {"layers": [1]}), (TEXTS, {"prompt": "a: "})):
         jobs = Jobs(lost=range(1, 99))
         with pytest.raises(MidlayerError, match="ended 3 times"):
             embed(tiny_folder("Llama"), texts, tmp_path / "a.npy", executor=jobs, device="cpu", **options)
-        requests.append({(unit.request.parent.name, unit.item) for unit in jobs.calls if unit.step == "embed"})
+        requests.append({unit.outcome.name for unit in jobs.calls if unit.step == "embed"})
     assert not any(one & other for one, other in combinations(requests, 2))
+
+
+def test_class_of_the_page_adds_a_column_for_each_layer(tiny_folder: Callable[[str], str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/scale.md").read_text()
+    code = page[page.index("class LayerEmbedder") : page.index("ray.data.read_parquet")]
+    names: dict[str, Any] = {"LayerEncoder": LayerEncoder}
+    exec(code, names)
+    batch = names["LayerEmbedder"](tiny_folder("Llama"), [0, 2])({"text": np.array(TEXTS[:5])})
+    assert list(batch) == ["text", "layer_0", "layer_2"]
+    expected = LayerEncoder(tiny_folder("Llama"), -1).encode_layers(TEXTS[:5], [0, 2])
+    np.testing.assert_array_equal([batch["layer_0"], batch["layer_2"]], expected)

@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from midlayer_encoders import LayerEncoder, board, sweep_many
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.extras.scaling.sweep_units import _units
+from midlayer_encoders.extras.scaling.sweep_units import sweep_units
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.request import Sweep
@@ -151,7 +151,7 @@ def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, mon
     model = tiny_folder("BERT")
     out = tmp_path / "out"
     requests = [Sweep(model, path, out=out, limit=limit) for limit in (None, 12, 24)]
-    identities = [{unit.identity for unit in _units("m", request)} for request in requests]
+    identities = [{unit.outcome for unit in sweep_units("m", request)} for request in requests]
     assert not set.intersection(*identities)
     arguments: dict[str, Any] = {"layers": [1, 3], "limit": 12, "baselines": False, "device": "cpu"}
     expected = sweep(model, path, out=tmp_path / "one", **arguments)

@@ -6,7 +6,5 @@ when they are there. An executor is anything with ``submit(function, *arguments)
 """
 
 from midlayer_encoders.extras.scaling.executors import Processes, RayExecutor, open_executor
-from midlayer_encoders.extras.scaling.layer_embedder import LayerEmbedder
-from midlayer_encoders.extras.scaling.units import Unit, run_units
 
-__all__ = ["LayerEmbedder", "Processes", "RayExecutor", "Unit", "open_executor", "run_units"]
+__all__ = ["Processes", "RayExecutor", "open_executor"]

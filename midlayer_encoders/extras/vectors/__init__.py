@@ -1,6 +1,5 @@
 """Write the vectors of many inputs at many layers to files."""
 
-from midlayer_encoders.extras.settings import check_out
-from midlayer_encoders.extras.vectors.vector_file import embed
+from midlayer_encoders.extras.vectors.embedding import embed
 
-__all__ = ["check_out", "embed"]
+__all__ = ["embed"]

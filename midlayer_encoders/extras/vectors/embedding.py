@@ -1,236 +1,210 @@
 """Write the vectors of many inputs at many layers to files, from one pass over each input.
 
-The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes. Files are written block by
-block, not memory-mapped: on a full disk a mapped file kills the process, while a write raises an error.
+The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes.
 """
 
-import json
-import math
+import pickle
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from midlayer_encoders._types import Layer, Progress, Stage, content_digest
-from midlayer_encoders.arguments import TokenBudget
+from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage, content_digest
+from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import atomic_write, folder_lock, write_file
+from midlayer_encoders.extras.scaling.units import Planner, Unit, embed_block, run_jobs, write_job
+from midlayer_encoders.extras.settings import check_out
+from midlayer_encoders.extras.vectors.vector_file import Blocks, write_vectors
+from midlayer_encoders.files import folder_lock, write_file
 from midlayer_encoders.reading.media_inputs import check_taken, medium_of, read_image
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, open_store, store_key
-from midlayer_encoders.sweeping.store import EmbeddingStore
-from midlayer_encoders.validation import check_texts
+from midlayer_encoders.validation import check_list, check_progress, check_texts
 
 CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
-_SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length")
+_SPEC_FIELDS = (
+    *("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length"),
+    *("truncate_dim", "dtype"),
+)  # of the description
 
-#: The first input of each block, and its vectors ``(rows, D)`` at each layer.
-Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
+
+def embed(
+    model: str | LayerEncoder,
+    inputs: Sequence[Any],
+    out: Path | str,
+    *,
+    layers: Sequence[Layer] | str = "all",
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    token_budget: TokenBudget = "auto",
+    executor: Any = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Path:
+    """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
+
+    Vectors are first stored in ``<out>.part``, so that the same call resumes after an interruption. The folder is
+    removed when the file is complete; until then the disk holds the vectors twice.
+
+    Args:
+        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
+        inputs: texts, or images or audio for a model that takes them.
+        out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``.
+            Its parent folder must exist.
+        layers: ``"all"``, or some layers; they are written in ascending order.
+        prompt_name: name of the encoder's prompt for each text; its default prompt by default.
+        prompt: text of the prompt.
+        token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
+        executor: where blocks of inputs are embedded: anything with ``submit(function, *arguments)`` that returns
+            something with ``result()`` (``docs/scale.md``); ``None`` for this process. ``model`` is then a name, and
+            ``out`` is in a folder that all machines share.
+        progress: called with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors); with an executor, with
+            ``"units"``.
+        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
+            match its own.
+    """
+    budget = check_budget(token_budget)
+    check_progress(progress)
+    path = check_out(out)
+    items = check_list("inputs", inputs, "inputs")
+    job = EmbedJob(model, options, path.absolute(), layers, prompt_name, prompt, budget)
+    if executor is None:
+        job.write(items, progress)
+    else:
+        job.run_on(executor, items, progress)
+    return path
 
 
 @dataclass
-class _FixedTotal(Stage):
-    """A stage with a fixed total, which ignores expected steps."""
+class EmbedJob:
+    """A call of :func:`embed`: one process does it with :meth:`write`, several do it in steps."""
 
-    def expect(self, more: int) -> None:  # noqa: ARG002  (the signature of the base class)
-        self._report()
-
-    def step(self, count: int = 1) -> None:
-        """Count steps."""
-        self.reach(min(self.done + count, self.total))
-
-    def reach(self, done: int) -> None:
-        """Set the number of steps done."""
-        self.done = done
-        self._report()
-
-
-@dataclass
-class EmbedRun:
-    """One call of :func:`embed`."""
-
-    encoder: LayerEncoder
-    inputs: list[Any]
+    model: str | LayerEncoder
+    options: Mapping[str, Any]
     out: Path
-    requested_layers: InitVar[Sequence[Layer] | str]
-    prompt: str
-    budget: TokenBudget = "auto"
-    progress: Progress | None = None
+    requested_layers: Sequence[Layer] | str
+    prompt_name: str | None
+    prompt: str | None
+    budget: TokenBudget
 
-    @classmethod
-    def of(
-        cls,
-        encoder: LayerEncoder,
-        inputs: list[Any],
-        out: Path,
-        layers: Sequence[Layer] | str,
-        prompt_name: str | None,
-        prompt: str | None,
-        token_budget: TokenBudget,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Return the run of the arguments of :func:`embed`."""
-        text = encoder.prompt_text(prompt_name, prompt, inputs)
-        return cls(encoder, inputs, out, layers, text, token_budget, progress)
+    @cached_property
+    def encoder(self) -> LayerEncoder:
+        """The encoder of the whole model."""
+        return load_encoder(self.model, self.options)
 
-    def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
-        encoder, inputs = self.encoder, self.inputs
-        self.layers = encoder.vector_reader(requested_layers, prompt=self.prompt).layers
-        self.spec = encoder.spec
-        self.dim = encoder.get_embedding_dimension() or 0
+    @cached_property
+    def spec(self) -> EncoderSpec:
+        """What identifies the encoder."""
+        return self.encoder.spec
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layers of the file."""
+        return list(self.encoder.vector_reader(self.requested_layers).layers)
+
+    @property
+    def part(self) -> Path:
+        """The folder of the stores."""
+        return self.out.with_name(f"{self.out.name}.part")
+
+    def run_on(self, executor: Any, inputs: Sequence[Any], progress: Progress | None) -> None:
+        """Do the steps on an executor."""
+        path = write_job(self.part / "units", self.model, self)
+        units: list[Unit] = []
+        for start in range(0, len(inputs), CHUNK):
+            chunk = pickle.dumps(inputs[start : start + CHUNK])
+            digest = content_digest(chunk, 8)
+            write_file(path.with_name(digest), chunk)
+            outcome = path.with_name(f"plan-{path.stem}-{digest}.json")
+            units.append(Unit(path, "plan", f"inputs from {start}", outcome, (len(units), digest)))
+        digests = tuple(unit.items[1] for unit in units)
+        finish = Unit(path, "finish", "the file", path.with_name("finish"), digests)
+        run_jobs([*units, finish], executor, progress)
+        shutil.rmtree(self.part, ignore_errors=True)
+
+    def plan(self, folder: Path, chunk: int, digest: str) -> list[tuple[int, str]]:
+        """Write blocks of the batches of a chunk, and return the chunk and name of each."""
+        inputs = _read_inputs(folder / digest)
+        planner = Planner(self._embedder(chunk, Stage(None, "embedding")), folder)
+        planner(inputs, *self._keys_and_prompt(inputs))
+        return [(chunk, block) for block in planner.flush()]
+
+    def embed(self, folder: Path, chunk: int, block: str) -> None:
+        """Embed a block of a chunk."""
+        embed_block(folder / block, self._embedder(chunk, Stage(None, "embedding")))
+
+    def finish(self, folder: Path, *digests: str) -> None:
+        """Write the file, with the vectors of the blocks, and remove the folder of the job."""
+        self.write([item for digest in digests for item in _read_inputs(folder / digest)])
+
+    def write(self, inputs: Sequence[Any], progress: Progress | None = None) -> None:
+        """Embed the inputs that are not stored into stores next to the file, and write the file."""
+        keys, prompt = self._keys_and_prompt(inputs)
+        dim = self.encoder.get_embedding_dimension() or 0
+        metadata = self._metadata(keys, prompt)
+        names = [str(item) if isinstance(item, str | Path) else None for item in inputs]
+        if self.part.is_symlink():
+            raise OptionError(
+                f"`out` must not be next to a link {self.part.name}, which this run would write through: remove it."
+            )
+        stage = Stage(progress, "embedding")
+        with folder_lock(self.part):
+            for start in range(0, len(inputs), CHUNK):
+                chunk = slice(start, start + CHUNK)
+                self._embedder(start // CHUNK, stage)(inputs[chunk], keys[chunk], prompt)
+            write_vectors(self.out, self.layers, names, dim, self._blocks(keys, dim, progress), metadata)
+            shutil.rmtree(self.part, ignore_errors=True)
+
+    def _embedder(self, chunk: int, stage: Stage) -> Embedder:
+        """Return what embeds the inputs of a chunk."""
+        store = open_store(self.part / str(chunk), self.spec, self.layers, self.encoder, "float32")
+        return Embedder(self.encoder, store, self.budget, stage)
+
+    def _keys_and_prompt(self, inputs: Sequence[Any]) -> tuple[list[str], str]:
+        """Return the keys of inputs, and their prompt. An image has the key of its pixels, even if it is a file."""
+        encoder = self.encoder
+        prompt = encoder.prompt_text(self.prompt_name, self.prompt, inputs)
         medium = medium_of(inputs[0], encoder.media)
         check_taken(medium, encoder.media, inputs[0], model=encoder.name)
         if medium == "text":
             check_texts("inputs", inputs)
-        # As bytes: a million strings would take more memory than the model.
-        keys = (_key(item, medium, encoder, self.prompt).encode() for item in inputs)
-        self._keys = np.fromiter(keys, dtype="S32", count=len(inputs))
-        self.digest = content_digest(self._keys.tobytes(), 16)
+        if medium == "image":
+            return [item_key(read_image(item, max_pixels=encoder.max_pixels)) for item in inputs], prompt
+        is_path = medium == "audio"
+        return [item_key(Path(item) if is_path and isinstance(item, str) else item, prompt) for item in inputs], prompt
 
-    def keys(self, start: int, end: int) -> list[str]:
-        """Return the store keys of a range of inputs."""
-        return [key.decode() for key in self._keys[start:end].tolist()]
-
-    def _blocks(self) -> Blocks:
+    def _blocks(self, keys: Sequence[str], dim: int, progress: Progress | None) -> Blocks:
         """Yield the first input of each block, and its vectors at each layer."""
-        stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
-        num_rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
-        for first in range(0, len(self.inputs), CHUNK):
-            store = self.store(first // CHUNK)
-            last = min(first + CHUNK, len(self.inputs))
-            for start in range(first, last, num_rows):
-                keys = self.keys(start, min(start + num_rows, last))
-                vectors = []
-                for layer in self.layers:
-                    vectors.append(store.read(layer, keys))
-                    stage.step(len(keys))
-                yield start, vectors
+        stage = Stage(progress, "writing", len(self.layers) * len(keys))
+        num_rows = max(1, _BLOCK_BYTES // (4 * dim * len(self.layers)))
+        for first in range(0, len(keys), CHUNK):
+            store = self._embedder(first // CHUNK, stage).store
+            for start in range(first, min(first + CHUNK, len(keys)), num_rows):
+                block = keys[start : min(start + num_rows, first + CHUNK)]
+                yield start, [store.read(layer, block) for layer in self.layers]
+                stage.step(len(block) * len(self.layers))
 
-    def store(self, chunk: int) -> EmbeddingStore:
-        """Open the store of a chunk."""
-        root = self.out.with_name(f"{self.out.name}.part") / str(chunk)
-        return open_store(root, self.spec, self.layers, self.encoder, "float32")
-
-    def embedder(self, chunk: int, stage: Stage) -> Embedder:
-        """Return what embeds the inputs of a chunk."""
-        return Embedder(self.encoder, self.store(chunk), self.budget, stage)
-
-    def run(self) -> None:
-        """Embed the inputs into a store beside the file, and write the file."""
-        part = self.out.with_name(f"{self.out.name}.part")
-        if part.is_symlink():
-            raise OptionError(
-                f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
-            )
-        with folder_lock(part):
-            self._embed_and_write()
-            shutil.rmtree(part, ignore_errors=True)
-
-    def _embed_and_write(self) -> None:
-        stage = _FixedTotal(self.progress, "embedding", len(self.inputs))
-        for start in range(0, len(self.inputs), CHUNK):
-            end = min(start + CHUNK, len(self.inputs))
-            self.embedder(start // CHUNK, stage)(self.inputs[start:end], self.keys(start, end), self.prompt)
-            stage.reach(end)  # including stored and repeated inputs
-        names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
-        write_vectors(self.out, self.layers, names, self.dim, self._blocks(), self.metadata())
-
-    def metadata(self) -> dict[str, Any]:
+    def _metadata(self, keys: Sequence[str], prompt: str) -> dict[str, Any]:
         """Return the description of the file."""
-        fields = self.spec.to_dict()
         return {
             "format": "midlayer vectors 1",
-            **{name: fields[name] for name in (*_SPEC_FIELDS, "truncate_dim", "dtype")},
+            **{name: value for name, value in self.spec.to_dict().items() if name in _SPEC_FIELDS},
             "commit": getattr(getattr(self.encoder.transformer, "config", None), "_commit_hash", None),
-            "layers": list(self.layers),
+            "layers": self.layers,
             "recipe": self.encoder.options.recipe,
-            "prompt": self.prompt,
+            "prompt": prompt,
             "spec": store_key(self.spec),
-            "inputs": len(self.inputs),
-            "inputs_digest": self.digest,
+            "inputs": len(keys),
+            "inputs_digest": content_digest("".join(keys), 16),
             "versions": versions(),
         }
 
 
-def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:
-    """Return the key of an input; of an image by its pixels, even if it is a file."""
-    if medium == "image":
-        return item_key(read_image(item, max_pixels=encoder.max_pixels))
-    return item_key(Path(item) if medium == "audio" and isinstance(item, str) else item, prompt)
-
-
-def write_vectors(
-    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
-) -> None:
-    """Write vectors and their metadata atomically, in the format of the suffix.
-
-    Args:
-        out: ``.npy`` holds ``(L, N, D)``, with the metadata in a ``.json`` next to it; ``.safetensors`` a tensor
-            ``layer.K`` ``(N, D)`` per layer; ``.parquet`` a row per input and a column ``layer_K`` per layer. The last
-            two hold the metadata under ``midlayer``.
-        layers: layers in the order of the file.
-        names: the text or path of each input; ``None`` if it has none.
-        dim: number D of dimensions.
-        blocks: vectors to write.
-        metadata: description of the vectors.
-    """
-    if out.suffix == ".parquet":
-        _write_parquet(out, layers, names, dim, blocks, metadata)
-        return
-    label = out.with_name(f"{out.name}.json")
-    with atomic_write(out) as temporary:
-        with temporary.open("xb") as file:
-            if out.suffix == ".npy":
-                shape = len(layers), len(names), dim
-                np.lib.format.write_array_header_2_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            else:
-                tensors = [f"layer.{layer}" for layer in layers]
-                file.write(_safetensors_header(tensors, (len(names), dim), metadata))
-            offset = file.tell()
-            for start, vectors in blocks:
-                for number, rows in enumerate(vectors):
-                    file.seek(offset + 4 * dim * (number * len(names) + start))
-                    file.write(np.ascontiguousarray(rows).data)
-        if out.suffix == ".npy":
-            label.unlink(missing_ok=True)  # it describes the previous file
-    if out.suffix == ".npy":
-        write_file(label, json.dumps(metadata, indent=2).encode())
-
-
-def _write_parquet(
-    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
-) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    vector = pa.list_(pa.float32(), dim)
-    fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in layers)]
-    schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
-    with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
-        for start, vectors in blocks:
-            columns = [pa.array(names[start : start + len(vectors[0])], pa.string()), *map(vector_column, vectors)]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-
-def vector_column(rows: npt.NDArray[np.float32]) -> Any:
-    """Return vectors ``(N, D)`` as a pyarrow array of lists of D numbers."""
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-
-
-def _safetensors_header(names: Sequence[str], shape: Sequence[int], metadata: Mapping[str, Any]) -> bytes:
-    """Return the header of a file with float32 tensors of one shape."""
-    table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(metadata)}}
-    size = 4 * math.prod(shape)
-    for number, name in enumerate(names):
-        table[name] = {"dtype": "F32", "shape": shape, "data_offsets": [number * size, (number + 1) * size]}
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _read_inputs(path: Path) -> list[Any]:
+    inputs: list[Any] = pickle.loads(path.read_bytes())
+    return inputs

@@ -1,68 +1,83 @@
-"""Write the vectors of inputs to a file, in this process or as units of an executor."""
+"""Files of vectors: NumPy arrays, safetensors and Parquet.
 
-from collections.abc import Sequence
+They are written block by block, not memory-mapped: on a full disk a mapped file kills the process, while a write raises
+an error.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from midlayer_encoders._types import Layer, Progress
-from midlayer_encoders.arguments import TokenBudget, check_budget
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.encoder.whole_model import load_encoder
-from midlayer_encoders.extras.settings import check_out
-from midlayer_encoders.extras.vectors.embedding import EmbedRun
-from midlayer_encoders.validation import check_list, check_progress
+import numpy as np
+import numpy.typing as npt
+
+from midlayer_encoders.files import atomic_write, write_file
+
+#: The first input of each block, and its vectors ``(rows, D)`` at each layer.
+Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
 
 
-def embed(
-    model: str | LayerEncoder,
-    inputs: Sequence[Any],
-    out: Path | str,
-    *,
-    layers: Sequence[Layer] | str = "all",
-    prompt_name: str | None = None,
-    prompt: str | None = None,
-    token_budget: TokenBudget = "auto",
-    executor: Any = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Path:
-    """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
-
-    Vectors are first stored in ``<out>.part``, so that the same call resumes after an interruption. The folder is
-    removed when the file is complete; until then the disk holds the vectors twice.
+def write_vectors(
+    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
+) -> None:
+    """Write vectors and their metadata atomically, in the format of the suffix.
 
     Args:
-        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
-        inputs: texts, or images or audio for a model that takes them.
-        out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``.
-            Its parent folder must exist.
-        layers: ``"all"``, or some layers; they are written in ascending order.
-        prompt_name: name of the encoder's prompt for each text; its default prompt by default.
-        prompt: text of the prompt.
-        token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
-        executor: where blocks of inputs are embedded: anything with ``submit(function, *arguments)`` that returns
-            something with ``result()`` (``docs/scale.md``); ``None`` for this process. ``model`` is then a name, and
-            ``out`` is in a folder that all machines share.
-        progress: called with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors); with an executor, with
-            ``"units"``.
-        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
-            match its own.
+        out: ``.npy`` holds ``(L, N, D)``, with the metadata in a ``.json`` next to it; ``.safetensors`` a tensor
+            ``layer.K`` ``(N, D)`` per layer; ``.parquet`` a row per input and a column ``layer_K`` per layer. The last
+            two hold the metadata under ``midlayer``.
+        layers: layers in the order of the file.
+        names: the text or path of each input; ``None`` if it has none.
+        dim: number D of dimensions.
+        blocks: vectors to write.
+        metadata: description of the vectors.
     """
-    budget = check_budget(token_budget)
-    check_progress(progress)
-    path = check_out(out)
-    items = check_list("inputs", inputs, "inputs")
-    if executor is not None:
-        from midlayer_encoders.extras.scaling.vector_units import embed_units
+    if out.suffix == ".parquet":
+        _write_parquet(out, layers, names, dim, blocks, metadata)
+        return
+    label = out.with_name(f"{out.name}.json")
+    with atomic_write(out) as temporary:
+        with temporary.open("xb") as file:
+            if out.suffix == ".npy":
+                shape = len(layers), len(names), dim
+                np.lib.format.write_array_header_2_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            else:
+                file.write(_safetensors_header([f"layer.{layer}" for layer in layers], (len(names), dim), metadata))
+            offset = file.tell()
+            for start, vectors in blocks:
+                for number, rows in enumerate(vectors):
+                    file.seek(offset + 4 * dim * (number * len(names) + start))
+                    file.write(np.ascontiguousarray(rows).data)
+        if out.suffix == ".npy":
+            label.unlink(missing_ok=True)  # it describes the previous file
+    if out.suffix == ".npy":
+        write_file(label, json.dumps(metadata, indent=2).encode())
 
-        arguments = {
-            "out": path,
-            "layers": layers,
-            "prompt_name": prompt_name,
-            "prompt": prompt,
-            "token_budget": budget,
-        }
-        embed_units(model, items, arguments, options, executor, progress)
-        return path
-    EmbedRun.of(load_encoder(model, options), items, path, layers, prompt_name, prompt, budget, progress).run()
-    return path
+
+def _write_parquet(
+    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    vector = pa.list_(pa.float32(), dim)
+    fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in layers)]
+    schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
+    with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
+        for start, vectors in blocks:
+            columns = [pa.FixedSizeListArray.from_arrays(rows.reshape(-1), dim) for rows in vectors]
+            texts = pa.array(names[start : start + len(vectors[0])], pa.string())
+            writer.write_table(pa.Table.from_arrays([texts, *columns], schema=schema))
+
+
+def _safetensors_header(names: Sequence[str], shape: Sequence[int], metadata: Mapping[str, Any]) -> bytes:
+    """Return the header of a file with float32 tensors of one shape."""
+    table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(metadata)}}
+    size = 4 * math.prod(shape)
+    for number, name in enumerate(names):
+        table[name] = {"dtype": "F32", "shape": shape, "data_offsets": [number * size, (number + 1) * size]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
