@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.docs.stated import ROOT
+from tests.docs.running import ROOT
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)\s*\{?(?P<kind>[\w-]*)[^\n]*$")
 _SHELL = ("sh", "bash", "shell", "console", "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.docs.printed import Block, blocks, not_run_elsewhere, pages
-from tests.docs.stated import ROOT
+from tests.docs.running import ROOT
 
 NOT_RUN = {
     ("docs/encoders.md", "BitsAndBytesConfig("): "needs bitsandbytes; tests/encoder/test_quantized.py",

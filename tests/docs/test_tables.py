@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.data import RESULTS
 from benchmarks.pretraining import first
-from tests.docs.stated import ROOT, Claim, wrong
+from tests.docs.running import ROOT
 
 
 def rows(text: str) -> Iterator[tuple[int, str]]:
@@ -98,29 +98,6 @@ def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureR
         stated = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0].splitlines()
         for there, made in zip(stated, lines, strict=True):
             assert there == made, f"benchmarks/selection/README.md, {name}"
-
-
-@pytest.mark.docs
-def test_the_correlations_of_a_model_are_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
-    from benchmarks.selection.reference import reference_metrics, reference_scores
-    from midlayer_encoders.comparing import correlate
-
-    if (tables := _reference(request)) is None:
-        pytest.skip("the paper's tables are not here")
-    frame = pl.concat([reference_scores(tables), reference_metrics(tables)])
-    found = correlate(frame.filter(model="Pythia-410m", revision="main"))
-    mine = found.filter(task="average", statistic="spearman", layers=25)
-    numbers = {row["metric"]: [row[name] for name in ("value", "p")] for row in mine.iter_rows(named=True)}
-    names = ("dime", "prompt_entropy", "dataset_entropy", "lidar", "infonce")
-    words = ("DiME", "prompt entropy", "dataset entropy", "LiDAR", "InfoNCE")
-    said = wrong(
-        Claim(
-            "docs/selection.md",
-            ", ".join(f"{word} {{}} ({{}})" for word in words),
-            lambda: [number for name in names for number in numbers[name]],
-        )
-    )
-    assert not said, "\n".join(said)
 
 
 def _reference(request: pytest.FixtureRequest) -> Path | None:
