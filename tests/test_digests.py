@@ -39,7 +39,7 @@ from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tasks.training_rows import TrainingRows
 from tests.support.tiny_folders import TEXTS

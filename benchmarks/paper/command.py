@@ -57,7 +57,7 @@ def reproduce(
     from benchmarks.paper import reproduce as paper
     from benchmarks.paper.setting import TENTHS, Setting
     from midlayer_encoders.tasks.sources import task_sources
-    from midlayer_encoders.tasks.table_files import SUFFIXES
+    from midlayer_encoders.tasks.tables import SUFFIXES
 
     task_sources(tasks.split(","), data.columns())  # rejects unknown ones, and data of other columns
     experiments = paper.resolve_experiments(figure)

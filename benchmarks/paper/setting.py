@@ -21,7 +21,7 @@ from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.tasks.sources import task_sources
-from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns
+from midlayer_encoders.tasks.tables import USUAL_NAMES, Columns
 
 #: The embeddings and every tenth of the depth.
 TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))

@@ -21,7 +21,7 @@ from midlayer_encoders.validation import check_effect, layer_number
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.tasks.table_files import Columns
+    from midlayer_encoders.tasks.tables import Columns
 
 _MAX_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
@@ -118,7 +118,7 @@ class TextData:
 
     def columns(self) -> Columns:
         """Return how to read a table."""
-        from midlayer_encoders.tasks.table_files import Columns
+        from midlayer_encoders.tasks.tables import Columns
 
         return Columns(**asdict(self))
 
@@ -131,7 +131,7 @@ class TextData:
         from midlayer_encoders.tasks import sources, text_lists
 
         if is_table(path):
-            return sources.own_texts(expand_home(path), self.columns(), labels=isinstance(self, Data))
+            return sources.own_texts(expand_home(path), self.columns())
         check_effect(TextData, f"for {path.name}, whose lines are the texts", text_column=self.text_column)
         return text_lists.read_texts(expand_home(path))
 
@@ -174,7 +174,7 @@ class Inputs:
 
 def is_table(path: Path) -> bool:
     """Return whether texts are in a column of a table or in a folder of tables, not one per line."""
-    from midlayer_encoders.tasks.table_files import SUFFIXES
+    from midlayer_encoders.tasks.tables import SUFFIXES
 
     return expand_home(path).is_dir() or path.suffix.lower() in SUFFIXES
 

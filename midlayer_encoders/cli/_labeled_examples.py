@@ -7,8 +7,7 @@ from typing import Any
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import expand_home, read_text_file
 from midlayer_encoders.reading.media_inputs import media_files
-from midlayer_encoders.tasks.file_tasks import column_cure
-from midlayer_encoders.tasks.table_files import LABEL, TEXT, USUAL_NAMES, Columns, read_table
+from midlayer_encoders.tasks.tables import COLUMN_CURE, LABEL, TEXT, USUAL_NAMES, Columns, read_table
 from midlayer_encoders.validation import check_effect
 
 
@@ -52,7 +51,7 @@ def _inputs_in_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]
 
 def _examples_in_table(path: Path, columns: Columns) -> tuple[list[Any], list[str]]:
     table = read_table(path, columns)
-    cure = f" {column_cure(table)}".rstrip()
+    cure = f" {COLUMN_CURE}"
     rules = {table.column("text", "path", cure=cure): TEXT, table.column("label", cure=cure): LABEL}
     inputs, labels = table.complete(*rules).checked(rules)
     if "path" in rules:

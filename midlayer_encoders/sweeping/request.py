@@ -20,7 +20,7 @@ from midlayer_encoders.recipes import PLAIN, Recipe, recipes_of
 from midlayer_encoders.sweeping.compression import make_compressions
 from midlayer_encoders.sweeping.store import StoreDtype
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

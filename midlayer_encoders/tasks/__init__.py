@@ -5,7 +5,7 @@ Importing this package is fast: functions that need mteb import it, which takes 
 
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.sources import PAPER_TASKS, resolve_tasks
-from midlayer_encoders.tasks.table_files import TaskFileError
+from midlayer_encoders.tasks.tables import TaskFileError
 from midlayer_encoders.tasks.task_data import task_label
 from midlayer_encoders.tasks.tfidf import TfidfEncoder, tfidf_scores
 

@@ -9,18 +9,17 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, shell_path
+from midlayer_encoders.tasks import tables
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.file_tasks import column_cure, files_data, is_beir, own_tables, tables_data, task_type
-from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
+from midlayer_encoders.tasks.own_data import beir_files, own_data, split_tables
 from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
-from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, is_empty
+from midlayer_encoders.tasks.tables import SUFFIXES, USUAL_NAMES, Columns, Table, TaskFileError, is_data
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.validation import check_count, check_flag
 
@@ -38,7 +37,9 @@ PAPER_TASKS: tuple[str, ...] = tuple(REFERENCE_DATASETS)
 
 _log = logging.getLogger(__name__)
 
+_NO_DATA = TaskData(type="Unlabeled", splits={})
 _TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2", "query", "positive", "negative")
+_SPLITS = {"train", "test", "validation"}
 _PAPER_BENCHMARK = "MTEB(eng, v1)"
 
 
@@ -65,48 +66,37 @@ class MtebSource:
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A built-in task, or a task from files or from data in memory.
+    """A built-in task, or a task of your own data.
 
     Attributes:
-        origin: label of the built-in task and its set, path of the files, or the data.
+        origin: file or folder, or ``None`` for a built-in task or data in memory.
         name: name of the task, which contains a digest of its rows.
-        columns: names of the files' columns.
+        data: the rows.
+        columns: how they were read.
     """
 
-    origin: tuple[str, str] | Path | TaskData = field(hash=False)
+    origin: Path | None = field(compare=False)
     name: str
-    columns: Columns = USUAL_NAMES
+    data: TaskData = field(compare=False, repr=False, default=_NO_DATA)
+    columns: Columns | None = field(compare=False, default=None)
 
     def make(self) -> AbsTask:
-        """Return a new task; raise an error if the files have changed."""
-        data = builtin_data(*self.origin) if isinstance(self.origin, tuple) else _own_data(self.origin, self.columns)
-        if data.name != self.name:
-            raise TaskFileError(f"{self.origin} must not change while it is used, but its rows changed. Start again.")
+        """Return a new task."""
         with isolated_random():  # importing mteb seeds the global generators
             from midlayer_encoders.tasks.local_tasks import TASK_CLASSES
 
-            return TASK_CLASSES[data.type](data)
+            return TASK_CLASSES[self.data.type](self.data)
 
 
 @dataclass(frozen=True)
-class TextsSource:
-    """Texts without labels.
-
-    Attributes:
-        path: file or folder of the texts, or the data.
-        name: name that contains a digest of the texts.
-        columns: names of the file's columns.
-    """
-
-    path: Path | TaskData = field(hash=False)
-    name: str
-    columns: Columns = USUAL_NAMES
+class TextsSource(LocalSource):
+    """Texts without labels."""
 
     def make(self) -> AbsTask:
         """Raise an error, because texts without labels cannot be scored."""
         name, select, metrics = self.name, "select_layer(model, texts)", "measure(model, texts)"
-        if isinstance(self.path, Path):
-            name = shell_path(self.path)
+        if self.origin is not None:
+            name = shell_path(self.origin)
             select, metrics = (f"midlayer {command} MODEL --texts {name}" for command in ("select", "metrics"))
         raise TaskFileError(
             f"{name} holds texts without labels, which cannot be scored. `{select}` chooses a layer without labels, "
@@ -115,7 +105,7 @@ class TextsSource:
 
     def texts(self) -> list[str]:
         """Return the texts in their order."""
-        return list(_own_data(self.path, self.columns).splits["test"]["text"])
+        return list(self.data.splits["test"]["text"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,16 +147,6 @@ class SampledSource:
     def name(self) -> str:
         """Name of the task with the limit, so that no other sample shares its results."""
         return f"{self.source.name}[{self.limit}]"
-
-    @property
-    def hf_subsets(self) -> Any:
-        """Subsets of an mteb task."""
-        return getattr(self.source, "hf_subsets", None)
-
-    @property
-    def eval_splits(self) -> Any:
-        """Splits of an mteb task."""
-        return getattr(self.source, "eval_splits", None)
 
     def make(self) -> AbsTask:
         """Return a new task whose data is the sample."""
@@ -211,7 +191,7 @@ def resolve_tasks(
 
 def task_items(names: Tasks) -> list[Any]:
     """Return several tasks one by one, each as :func:`task_sources` accepts it."""
-    if is_named(names):
+    if tables.is_dict_of_data(names) and not _SPLITS & names.keys():
         return [{name: data} for name, data in names.items()]
     is_single = is_data(names) or isinstance(names, str) or not isinstance(names, Sequence)
     return [names] if is_single else list(names)
@@ -254,8 +234,9 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
     if isinstance(name, get_args(TaskSource)):
         return [name]
     if is_data(name):
-        label, rows = next(iter(name.items())) if is_named(name) else ("data", name)
-        return [_own_source(tables_data(split_tables(rows, label, columns), label), columns)]
+        is_named = tables.is_dict_of_data(name) and not _SPLITS & name.keys()
+        label, rows = next(iter(name.items())) if is_named else ("data", name)
+        return [_own_source(rows, columns, label)]
     if isinstance(name, str) and not name.strip():
         raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove the extra comma.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
@@ -264,11 +245,12 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
             raise OptionError(
                 f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
             )
-        return [_own_source(path, USUAL_NAMES if is_beir(path) else columns)]
+        return [_own_source(path, columns if beir_files(path) is None else None)]
     if isinstance(name, str):
         labels = BUILTIN_TASKS if name in BUILTIN_SETS else [label for label in BUILTIN_TASKS if label == name]
         origins = [(label, name if name in BUILTIN_SETS else "builtin") for label in labels]
-        return [LocalSource(origin, builtin_data(*origin).name) for origin in origins] or _mteb_sources(name, columns)
+        sources = [LocalSource(None, data.name, data) for data in (builtin_data(*origin) for origin in origins)]
+        return sources or _mteb_sources(name, columns)
     if not hasattr(name, "metadata"):
         raise OptionError(f"`tasks` must be names, paths, data or mteb's task objects, but got {short_repr(name)}.")
     source = ObjectSource(name)
@@ -279,22 +261,22 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
     return [source]
 
 
-def _own_source(origin: Path | TaskData, columns: Columns) -> TaskSource:
-    data = _own_data(origin, columns)
+def _own_source(origin: Any, columns: Columns | None, name: str = "data") -> TaskSource:
+    data = own_data(origin, columns or USUAL_NAMES, name)
+    path = origin if isinstance(origin, Path) else None
     if data.note:
-        _warn_once(f"{origin if isinstance(origin, Path) else data.label}: {data.note}", data.name)
-    if data.type == "Unlabeled":
-        return TextsSource(origin, data.name, columns)
-    return LocalSource(origin, data.name, columns)
+        _log.warning("%s: %s", path or data.label, data.note)
+    source = TextsSource if data.type == "Unlabeled" else LocalSource
+    return source(path, data.name, data, columns)
 
 
-@lru_cache(maxsize=64)
-def _warn_once(message: str, name: str) -> None:  # noqa: ARG001  # the name has a digest of the rows
-    """Log a warning about data once, although a command and its sweep both read it."""
-    _log.warning(message)
+def _own_tables(path: Path, columns: Columns) -> list[Table]:
+    """Return the tables in a file or folder; none for a folder in BEIR's layout."""
+    files = {} if beir_files(path) else split_tables(path)
+    return [tables.read_table(file, columns) for file in files.values()]
 
 
-def own_texts(path: Path, columns: Columns = USUAL_NAMES, *, labels: bool = False) -> list[str]:
+def own_texts(path: Path, columns: Columns = USUAL_NAMES) -> list[str]:
     """Return the texts of your own data, with or without labels, in order.
 
     A file with a text column gives the texts of all its rows; another task, each distinct text once.
@@ -302,27 +284,20 @@ def own_texts(path: Path, columns: Columns = USUAL_NAMES, *, labels: bool = Fals
     Args:
         path: a file or folder, as in :func:`task_sources`.
         columns: how to read a file.
-        labels: whether the caller reads labels, too: the error for other columns then names theirs.
 
     Raises:
         TaskFileError: for data that is neither a valid task nor texts.
     """
     path = path.absolute()
-    tables = own_tables(path, columns)
-    if tables and all("text" in table.columns for table in tables) and (columns.text_column or not path.is_dir()):
-        return [text for table in tables for text in table.complete("text").cells("text", TEXT)]
-    for table in tables:
-        if task_type(table) is None:
-            cure = column_cure(table, labels=labels) or "Name the column of the texts: text_column=… (--text-column)."
-            raise TaskFileError(f"{table.path} must have a column text, but has {', '.join(table.columns)}. {cure}")
-    data = _own_data(path, columns)
+    own = _own_tables(path, columns)
+    if own and all("text" in table.columns for table in own) and (columns.text_column or not path.is_dir()):
+        return [text for table in own for text in table.complete("text").cells("text", tables.TEXT)]
+    data = own_data(path, columns)
     if data.type == "Unlabeled":
         return list(data.splits["test"]["text"])
-    texts: dict[str, None] = {}
-    for rows in data.splits.values():
-        for name in _TEXT_COLUMNS:
-            for cell in rows.get(name, ()):
-                texts |= dict.fromkeys([cell] if isinstance(cell, str) else cell)
+    columns_of_texts = [rows[name] for rows in data.splits.values() for name in _TEXT_COLUMNS if name in rows]
+    cells = [cell for column in columns_of_texts for cell in column]
+    texts = dict.fromkeys(text for cell in cells for text in ([cell] if isinstance(cell, str) else cell))
     return [text for text in texts if text.strip()]
 
 
@@ -330,37 +305,16 @@ def has_labels(path: Path, columns: Columns) -> bool:
     """Return whether a file, or a folder, is a table with a column label."""
     path = expand_home(path).absolute()
     is_table = path.is_dir() or path.suffix.lower() in SUFFIXES
-    return is_table and any("label" in table.columns for table in own_tables(path, columns))
+    return is_table and any("label" in table.columns for table in _own_tables(path, columns))
 
 
 def own_labels(path: Path, columns: Columns) -> list[str | None]:
     """Return the label of each text of a file, in the order of :func:`own_texts`; ``None`` for an empty cell."""
     labels: list[str | None] = []
-    for table in own_tables(expand_home(path).absolute(), columns):
-        label = table.column("label")
-        rows = [row for row in table.rows if not (columns.drop_empty and is_empty(row.get("text")))]
-        labels += [None if is_empty(row.get(label)) else str(row[label]) for row in rows]
+    for table in _own_tables(expand_home(path).absolute(), columns):
+        cells = table.complete("text").columns[table.column("label")]
+        labels += [None if tables.is_empty(cell) else str(cell) for cell in cells]
     return labels
-
-
-def _own_data(origin: Path | TaskData, columns: Columns = USUAL_NAMES) -> TaskData:
-    """Return data in memory or from files, cached until one changes: a sweep creates each task for every layer."""
-    return origin if isinstance(origin, TaskData) else _cached_data(origin, columns, _stamps(origin))
-
-
-@lru_cache(maxsize=8)
-def _cached_data(path: Path, columns: Columns, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
-    return files_data(path, columns)
-
-
-def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    try:
-        folders = [folder for folder in (path, path / "qrels") if folder.is_dir()]
-        files = [file for folder in folders for file in sorted(folder.iterdir())] or [path]
-        stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may be broken
-    except OSError as reason:
-        raise TaskFileError(f"{path} cannot be read: {reason.strerror}.") from reason
-    return tuple((name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for name, stat in stats)
 
 
 def _is_path(name: str) -> bool:

@@ -12,10 +12,9 @@ from typing import Any, Literal, Self, TypeAlias
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
-from midlayer_encoders.tasks import table_files
-from midlayer_encoders.tasks.file_tasks import column_cure
+from midlayer_encoders.tasks import tables
 from midlayer_encoders.tasks.sources import TaskSource, own_texts, task_sources
-from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
+from midlayer_encoders.tasks.tables import COLUMN_CURE, TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
 from midlayer_encoders.validation import check_count, check_list, check_texts
 
 RowKind: TypeAlias = Literal["pairs", "scored", "labels", "texts"]
@@ -100,17 +99,17 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]], columns: Columns
     """
     if isinstance(pairs, Path | str):
         path = Path(pairs)
-        table = table_files.read_table(path, Columns(drop_empty=columns.drop_empty))
+        table = tables.read_table(path, Columns(drop_empty=columns.drop_empty))
         if columns != USUAL_NAMES and not _has_pairs(table):
-            table = table_files.read_table(path, columns)  # the cells of a label are read in their own way
+            table = tables.read_table(path, columns)  # the cells of a label are read in their own way
     else:
         rows = check_list("pairs", pairs, "rows")
         for row in rows:
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
                 example = "{'anchor': …, 'positive': …}"
                 raise OptionError(f"`pairs` must hold dicts, as {example}, but got {short_repr(row)}.")
-        table = Table(Path("`pairs`"), "row", list(range(1, len(rows) + 1)), rows)
-        table = table.renamed(Columns(drop_empty=columns.drop_empty) if _has_pairs(table) else columns)
+        table = tables.read_table(rows, Columns(drop_empty=columns.drop_empty), "`pairs`")
+        table = table if _has_pairs(table) else tables.read_table(rows, columns, "`pairs`")
     kind, rows = _rows(table)
     distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
     if len(distinct) < _MIN_ROWS:
@@ -196,12 +195,12 @@ def _rows(table: Table) -> tuple[RowKind, list[Row]]:
                 f"{table.path} must have the columns of pairs, but has {', '.join(table.columns)}. Pairs: anchor and "
                 "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
                 "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label. "
-                f"{column_cure(table)}"
+                f"{COLUMN_CURE}"
             )
-        cells = table.complete(text, label).checked({text: TEXT, label: table_files.LABEL})
+        cells = table.complete(text, label).checked({text: TEXT, label: tables.LABEL})
         return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in zip(*cells, strict=True)]
     if score is not None or label is not None:
-        rule = table_files.SCORE if score is not None else table_files.ZERO_ONE
+        rule = tables.SCORE if score is not None else tables.ZERO_ONE
         rules = {anchor: TEXT, positive: TEXT, score or str(label): rule}
         first, second, scores = table.complete(*rules).checked(rules)
         names: tuple[str, ...] = ("sentence1", "sentence2", "score")

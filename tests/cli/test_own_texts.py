@@ -34,7 +34,7 @@ def test_text_column_names_another_column(tmp_path: Path) -> None:
     for suffix in (".jsonl", ".csv", ".parquet"):
         assert question.read_texts(write(tmp_path / f"mine{suffix}", rows)) == SENTENCES
     for suffix in (".jsonl", ".csv"):
-        with pytest.raises(TaskFileError, match=r"but has question, answer\. If .*\(--text-column question\)"):
+        with pytest.raises(TaskFileError, match=r"but has question, answer\. .*Name yours .*\(--text-column"):
             TextData().read_texts(tmp_path / f"mine{suffix}")
     others = [{"id": n, "text": text, "label": n % 2} for n, text in enumerate(SENTENCES)]
     assert TextData().read_texts(write(tmp_path / "others.csv", others)) == SENTENCES  # in the order of the rows

@@ -17,7 +17,7 @@ from midlayer_encoders.encoder.options import option_fields
 from midlayer_encoders.extras import scaling
 from midlayer_encoders.recipes import recipes_of
 from midlayer_encoders.sweeping.compression import make_compressions
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from tests.cli.calls import option_flags, run
 
 TITLES = [f"title {number}" for number in range(12)]

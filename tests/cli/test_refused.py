@@ -81,10 +81,13 @@ def test_revision_is_refused_in_python() -> None:
     [
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("sweep builtin --tasks lines.txt", "'builtin' is neither. Did you mean 'built-in'?"),
-        ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
+        (
+            "sweep . --tasks ./rows.csv",
+            "Name yours with text_column=… and label_column=… (--text-column, --label-column)",
+        ),
         ("sweep . --tasks ./rows.csv --text-column sentense", "but got 'sentense'. Did you mean 'sentence'?"),
         ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy', 'dataset_entropy' or"),
-        ("metrics . --texts rows.csv", "(--text-column sentence)"),
+        ("metrics . --texts rows.csv", "has sentence, category"),
         ("export . --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export . --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("board swept", "swept has no readable frame.parquet and sweep.json"),

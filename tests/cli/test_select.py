@@ -44,7 +44,9 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     assert chosen["rule"] == "auto"
     assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in output
     assert "On 15 labeled texts" in output
-    assert "The model counts as a causal language model that was not tuned for embeddings: its files do not show" in output
+    assert (
+        "The model counts as a causal language model that was not tuned for embeddings: its files do not show" in output
+    )
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"score"}
     assert (out / "selection.png").stat().st_size > 10_000
     page = (out / "report.html").read_text()

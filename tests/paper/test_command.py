@@ -18,7 +18,7 @@ from benchmarks.paper.reproduce import Outcome
 from benchmarks.paper.setting import TENTHS, Setting
 from midlayer_encoders.cli import main
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from tests.cli.test_data_flags import FLAG, messages
 from tests.report.made_frames import scores_frame
 from tests.support.tiny_folders import Folder

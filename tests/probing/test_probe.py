@@ -27,7 +27,7 @@ from midlayer_encoders.extras.probing.probe import train_probes
 from midlayer_encoders.extras.probing.token_states import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.tasks import TaskFileError
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from tests.support.families import DEPTH
 from tests.support.grouped import probe
 from tests.support.made_media import waveform

@@ -10,9 +10,9 @@ import pytrec_eval
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, tfidf_scores
-from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.own_data import own_data
 from midlayer_encoders.tasks.sources import task_sources
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from midlayer_encoders.tasks.tfidf import task_texts
 from tests.support.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
@@ -76,7 +76,7 @@ def test_task_sources_read_a_beir_folder_beside_a_table_of_other_columns(tmp_pat
 
 def test_query_passage_rows_are_the_same_task_as_their_beir_folder(tmp_path: Path) -> None:
     rows = [*ROWS["Retrieval"], {"query": ROWS["Retrieval"][0]["query"], "positive": SENTENCES[40]}]
-    data = files_data(write(tmp_path / "mine.jsonl", rows))
+    data = own_data(write(tmp_path / "mine.jsonl", rows))
     texts = data.splits["corpus"]["text"]
     assert texts == sorted({*SENTENCES[:25], SENTENCES[40]})
     by_text = dict(zip(texts, data.splits["corpus"]["id"], strict=True))
@@ -99,10 +99,10 @@ def test_query_passage_rows_are_the_same_task_as_their_beir_folder(tmp_path: Pat
 
 def test_anchors_are_queries_and_negatives_give_a_reranking_task(tmp_path: Path) -> None:
     rows = [{"anchor": row["query"], "positive": row["positive"]} for row in ROWS["Retrieval"]]
-    expected = files_data(write(tmp_path / "mine.jsonl", ROWS["Retrieval"])).splits
-    assert files_data(write(tmp_path / "anchors.jsonl", rows)).splits == expected
+    expected = own_data(write(tmp_path / "mine.jsonl", ROWS["Retrieval"])).splits
+    assert own_data(write(tmp_path / "anchors.jsonl", rows)).splits == expected
     triples = [{**row, "negative": [SENTENCES[-1]]} for row in rows]
-    assert files_data(write(tmp_path / "triples.jsonl", triples)).type == "Reranking"
+    assert own_data(write(tmp_path / "triples.jsonl", triples)).type == "Reranking"
 
 
 def test_changed_judgment_gives_another_task(tmp_path: Path) -> None:
@@ -166,14 +166,14 @@ def replace_row(rows: list[dict[str, Any]], number: int, **values: Any) -> list[
 )  # fmt: skip
 def test_invalid_files_are_refused(tmp_path: Path, parts: Mapping[str, Any], message: str) -> None:
     with pytest.raises(TaskFileError, match=message):
-        files_data(write_beir(tmp_path / "mine", **parts))
+        own_data(write_beir(tmp_path / "mine", **parts))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "qrels/test.tsv").rename(f / "qrels/dev.tsv"), r"qrels must hold test.tsv, .* but holds dev.tsv\. Rename the one to score on to test"),
-        (lambda f: (f / "qrels/test.tsv").unlink(), r"qrels must hold test.tsv, .* but holds no such file\. Add it"),
+        (lambda f: (f / "qrels/test.tsv").rename(f / "qrels/dev.tsv"), r"must hold .* qrels/test.tsv, .* but has no qrels/test\.\* \(qrels holds dev.tsv\)\. Add or rename"),
+        (lambda f: (f / "qrels/test.tsv").unlink(), r"but has no qrels/test\.\* \(qrels holds no table\)"),
         (lambda f: (f / "queries.jsonl").unlink(), r"must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, .* but has no queries\.\*"),
         (lambda f: [(f / "qrels/test.tsv").unlink(), (f / "qrels").rmdir()], "but has no qrels/"),
         (lambda f: (f / "corpus.csv").write_text("_id,text\nd0,x\n"), r"must hold one file of each name, but has corpus.csv and corpus.jsonl: remove all but one"),
@@ -184,7 +184,7 @@ def test_missing_or_duplicate_files_are_refused(tmp_path: Path, change: Callable
     folder = write_beir(tmp_path / "mine")
     change(folder)
     with pytest.raises(TaskFileError, match=message):
-        files_data(folder)
+        own_data(folder)
 
 
 def test_title_and_text_of_a_document_are_one_text(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_title_and_text_of_a_document_are_one_text(tmp_path: Path) -> None:
 def test_document_may_have_only_a_title_and_judgments_may_repeat(tmp_path: Path) -> None:
     corpus = replace_row(CORPUS, 4, text="", title="alone")
     folder = write_beir(tmp_path / "mine", corpus, qrels=[*QRELS, QRELS[0]])
-    data = files_data(folder)
+    data = own_data(folder)
     assert len(data.splits["qrels"]["score"]) == len(QRELS)
     (task,) = resolve_tasks(folder)
     encoded_texts: list[str] = []
@@ -216,8 +216,8 @@ def test_document_may_have_only_a_title_and_judgments_may_repeat(tmp_path: Path)
 def test_test_file_takes_precedence_over_beir_files(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "mine")
     write(folder / "test.jsonl", ROWS["STS"])
-    assert files_data(folder).type == "STS"
+    assert own_data(folder).type == "STS"
     (folder / "test.jsonl").unlink()
-    assert (files_data(folder).type, files_data(folder).label) == ("Retrieval", "mine")
+    assert (own_data(folder).type, own_data(folder).label) == ("Retrieval", "mine")
     corpus_only = write(tmp_path / "alone/corpus.jsonl", [{"text": text} for text in SENTENCES]).parent
-    assert files_data(corpus_only).type == "Unlabeled"
+    assert own_data(corpus_only).type == "Unlabeled"

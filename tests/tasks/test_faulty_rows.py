@@ -9,7 +9,7 @@ import pytest
 
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
 from midlayer_encoders.tasks.sources import own_labels, own_texts
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from midlayer_encoders.tasks.training_rows import read_pairs
 
 LINES = ["message;topic", *(f"ticket {number};{'ab'[number % 2]}" for number in range(8))]

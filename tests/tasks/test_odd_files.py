@@ -9,9 +9,9 @@ import pytest
 
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
-from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.own_data import own_data
 from midlayer_encoders.tasks.sources import task_sources
-from midlayer_encoders.tasks.table_files import read_table
+from midlayer_encoders.tasks.tables import read_table
 from midlayer_encoders.tasks.text_lists import read_texts
 from tests.fuzz.running import in_time
 from tests.tasks.rows import ROWS, write
@@ -22,22 +22,22 @@ ROW = b'{"text": "a", "label": 1}\n'
 def test_labels_007_and_7_are_different(tmp_path: Path) -> None:
     path = tmp_path / "agents.csv"
     path.write_text("text,label\n" + "".join(f"text {n},{('007', '7')[n % 2]}\n" for n in range(8)))
-    assert {row["label"] for row in read_table(path).rows} == {"007", "7"}
-    assert sorted(files_data(path).splits["train"]["label"]) == [0, 0, 1, 1]
+    assert set(read_table(path).columns["label"]) == {"007", "7"}
+    assert sorted(own_data(path).splits["train"]["label"]) == [0, 0, 1, 1]
     path.write_text("text,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(8)))
-    assert {row["label"] for row in read_table(path).rows} == {0, 1}
+    assert set(read_table(path).columns["label"]) == {0, 1}
 
 
 @pytest.mark.parametrize("label", ["1" * 5000, "-0", "+1", "1_0", "\u0661"])
 def test_digit_label_that_is_not_a_plain_number_is_a_string(tmp_path: Path, label: str) -> None:
     (tmp_path / "a.csv").write_text(f"text,label\na,{label}\nb,1\n", encoding="utf8")
-    assert [row["label"] for row in read_table(tmp_path / "a.csv").rows] == [label, "1"]
+    assert read_table(tmp_path / "a.csv").columns["label"] == [label, "1"]
 
 
 def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:
     odd = "one\u2028two\u2029three\x85four\x0cfive"
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": odd, "label": 1}, ensure_ascii=False) + "\n", encoding="utf8")
-    assert read_table(tmp_path / "a.jsonl").rows == [{"text": odd, "label": 1}]
+    assert read_table(tmp_path / "a.jsonl").columns == {"text": [odd], "label": [1]}
     (tmp_path / "a.txt").write_text(f"{odd}\nnext", encoding="utf8")
     assert read_texts(tmp_path / "a.txt") == [odd, "next"]
 
@@ -46,7 +46,8 @@ def test_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     for name, content in {"a.jsonl": ROW, "a.csv": b"text,label\na,1\n", "a.txt": b"a\n"}.items():
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
     assert read_texts(tmp_path / "a.txt") == ["a"]
-    assert read_table(tmp_path / "a.csv").rows == read_table(tmp_path / "a.jsonl").rows == [{"text": "a", "label": 1}]
+    for name in ("a.csv", "a.jsonl"):
+        assert read_table(tmp_path / name).columns == {"text": ["a"], "label": [1]}
 
 
 REFUSED = {
@@ -76,7 +77,7 @@ def test_unreadable_files_are_refused_with_file_line_and_fix(tmp_path: Path, cas
     path = tmp_path / f"mine{suffix}"
     path.write_bytes(content)
     with pytest.raises(TaskFileError, match=rf"mine\{suffix}.*{message}"):
-        files_data(path)
+        own_data(path)
 
 
 def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
         for _ in range(64):
             file.write(b"0" * 2**20)
     with pytest.raises(TaskFileError, match="compressed"), in_time(1):
-        files_data(path)
+        own_data(path)
 
 
 def test_reading_a_fifo_does_not_block(tmp_path: Path) -> None:

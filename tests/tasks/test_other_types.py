@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
-from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.own_data import own_data
 from midlayer_encoders.tasks.sources import own_texts, task_sources
 from midlayer_encoders.tasks.tfidf import source_texts, task_texts
 from tests.support.others_warnings import MTEB
@@ -18,22 +18,22 @@ pytestmark = MTEB
 
 def test_extra_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="sentence1, sentence2 and score or label"):
-        files_data(write(tmp_path / "pairs.jsonl", [{"sentence1": "a text", "sentence2": "another", "grade": 1}]))
+        own_data(write(tmp_path / "pairs.jsonl", [{"sentence1": "a text", "sentence2": "another", "grade": 1}]))
     with pytest.raises(
-        TaskFileError, match=r"has text, topic\. If topic holds the labels, pass label_column='topic' \(--label-"
+        TaskFileError, match=r"has text, topic\. .* text must stand alone without labels\. Name yours .* label_column="
     ):
-        files_data(write(tmp_path / "texts.jsonl", [{"text": "a text", "topic": 1}]))
+        own_data(write(tmp_path / "texts.jsonl", [{"text": "a text", "topic": 1}]))
 
 
 def test_translations_and_several_labels_per_text_are_refused(tmp_path: Path) -> None:
     pairs = [{"sentence1": text, "sentence2": text[::-1]} for text in SENTENCES]
     with pytest.raises(TaskFileError, match=r"has sentence1, sentence2\. A task has .*; or query and positive"):
-        files_data(write(tmp_path / "pairs.jsonl", pairs))
+        own_data(write(tmp_path / "pairs.jsonl", pairs))
     rows = [{"text": text, "label": ["a", "b"]} for text in SENTENCES]
     with pytest.raises(
         TaskFileError, match=r"`label` must be a label, a string or a whole number, but got \['a', 'b'\]"
     ):
-        files_data(write(tmp_path / "labels.jsonl", rows))
+        own_data(write(tmp_path / "labels.jsonl", rows))
 
 
 def test_texts_without_labels_are_not_a_task_and_the_error_names_their_use(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.quality.docstring_texts.tasks import builtin_tasks
 from midlayer_encoders.tasks.docstrings import Entry
-from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.own_data import own_data
 from midlayer_encoders.tasks.task_data import TaskData
 
 SHELVES = {"first": ["a", "b"], "second": ["a"]}
@@ -79,11 +79,11 @@ def test_negative_numbers_are_labels_in_csv(tmp_path: Path) -> None:
     lines = "".join(f"text {row},{label}\n" for row, label in enumerate(labels))
     for name in ("train.csv", "test.csv"):
         (tmp_path / name).write_text(f"text,label\n{lines}")
-    splits = files_data(tmp_path).splits
+    splits = own_data(tmp_path).splits
     assert splits["train"]["label"] == splits["test"]["label"] == [2, 0, 1, 0, 2, 1]
     path = tmp_path / "below.csv"
     path.write_text("sentences,labels\na,-2\nb,-10\nc,-1\n")  # as strings: "-1", "-10", "-2"
-    assert files_data(path).splits["test"]["labels"] == [1, 0, 2]
+    assert own_data(path).splits["test"]["labels"] == [1, 0, 2]
 
 
 def test_task_name_changes_with_rows_type_and_settings() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from midlayer_encoders.tasks.table_files import TaskFileError
+from midlayer_encoders.tasks.tables import TaskFileError
 from tests.cli.calls import run
 from tests.support.tiny_folders import Folder
 from tests.tuning.rows import PAIRS

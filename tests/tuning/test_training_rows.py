@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks.table_files import TaskFileError
+from midlayer_encoders.tasks.tables import TaskFileError
 from midlayer_encoders.tasks.training_rows import read_pairs
 
 TWO = [{"anchor": "a", "positive": "b"}, {"anchor": "c, with a comma", "positive": "d"}]

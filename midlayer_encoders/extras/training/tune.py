@@ -23,7 +23,7 @@ from midlayer_encoders.extras.training.runs import DistillResult, Run, TuneResul
 from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS, check_packages
 from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tables import Columns
 from midlayer_encoders.tasks.training_rows import RowKind, read_rows, read_training_texts, scored_tasks
 from midlayer_encoders.validation import check_progress
 
