@@ -34,8 +34,9 @@ from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, _folder_name
 from midlayer_encoders.sweeping.mteb_jobs import score_identity
-from midlayer_encoders.sweeping.request import Sweep, SweepSettings
+from midlayer_encoders.sweeping.request import SweepSettings
 from midlayer_encoders.sweeping.store import text_key
+from midlayer_encoders.sweeping.sweeps import Sweep
 from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
@@ -317,7 +318,8 @@ def unit_identities(world: Any) -> Iterator[str]:
         "store": "shared",
     }  # fmt: skip
     # These have none on a task, except its name.
-    without_effect = {"tasks", "sources", "columns", "limit", "out", "progress", "executor", "center_texts"}
+    read = {"text_column", "label_column", "drop_empty", "dims", "precisions"}  # into columns and compressions
+    without_effect = read | {"tasks", "sources", "columns", "limit", "out", "progress", "executor", "center_texts"}
     assert vars(request).keys() == changes.keys() | without_effect
 
     def identity(request: Sweep, step: str = "score", recipe: str | None = "plain", item: int = 0) -> str:

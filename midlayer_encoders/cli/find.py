@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.frame.summaries import Curve, Gain
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult
-    from midlayer_encoders.sweeping.request import Sweep
+    from midlayer_encoders.sweeping.sweeps import Sweep
 
 _CENTER_FILE = "center.txt"
 #: The paper's metrics that compare no views of a text.
@@ -56,17 +56,16 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
         midlayer demo --out runs/demo
     """
     from midlayer_encoders.models.hub import BUILT_IN
-    from midlayer_encoders.sweeping.request import Sweep, SweepSettings
+    from midlayer_encoders.sweeping.request import SweepSettings
+    from midlayer_encoders.sweeping.sweeps import Sweep
 
     # On tasks this small, worker processes would import mteb for longer than they score.
     settings = SweepSettings(workers=1)
     recipes = [PLAIN, "word-echo"]
     request = Sweep(BUILT_IN, "builtin-small", recipes=recipes, out=out, settings=settings, device="cpu")
     _arguments.check_model(BUILT_IN, EncoderOptions())  # refuses missing weights before anything is read
-    from midlayer_encoders.sweeping import layer_sweep
-
     with _progress.show_progress(STAGES) as progress:
-        result = layer_sweep.run_sweep(request.change(progress=progress))
+        result = request.change(progress=progress).run()
     print_sweep(result, by_layer=False)
 
 
@@ -229,7 +228,8 @@ def sweep(
         midlayer sweep built-in --tasks builtin --recipes plain,one-word
     """
     from midlayer_encoders.models.hub import name_and_revision
-    from midlayer_encoders.sweeping.request import Sweep, SweepSettings
+    from midlayer_encoders.sweeping.request import SweepSettings
+    from midlayer_encoders.sweeping.sweeps import Sweep
 
     is_alone = len(models) == 1 and execution.executor is None
     model, revision = name_and_revision(models[0])
@@ -245,7 +245,7 @@ def sweep(
         layers=layers,
         recipes=recipe_list,
         dims=parse_sizes("dims", dims),
-        precisions=[] if precisions is None else precisions.split(","),  # type: ignore[arg-type]  # validated
+        precisions=[] if precisions is None else precisions.split(","),
         metrics=metrics,
         baselines=not no_baselines,
         out=out if is_alone else None,
@@ -276,10 +276,8 @@ def _sweep_model(request: Sweep, model: str, options: EncoderOptions) -> None:
         except OptionError as reason:
             request = request.change(metrics=())
             _output.print_text(f"No metrics: {reason}")
-    from midlayer_encoders.sweeping import layer_sweep
-
     with _progress.show_progress(STAGES) as progress:
-        result = layer_sweep.run_sweep(request.change(progress=progress))
+        result = request.change(progress=progress).run()
     print_sweep(result)
 
 

@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
 from midlayer_encoders._isolation import isolated_random, usable_cores
-from midlayer_encoders._types import Progress, Stage, content_digest
+from midlayer_encoders._types import EncoderSpec, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import FATAL, OptionError
 from midlayer_encoders.files import LOCK, folder_lock, make_folder, write_file
-from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
@@ -40,9 +41,9 @@ from midlayer_encoders.sweeping.embedder import (
     open_store,
     store_key,
 )
-from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, quiet_mteb, with_data
+from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, StoredLayer, check_data, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.request import SweepArguments
 from midlayer_encoders.sweeping.scoring.recording import record, scores_together
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweep_result import SweepResult
@@ -56,57 +57,54 @@ _METRICS = 1  # raised when the value of a metric changes
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
-def run_sweep(request: Sweep) -> SweepResult:
+def run_sweep(request: SweepArguments) -> SweepResult:
     """Run a sweep in this process; the sweeps of several recipes share the store, and baselines are scored once."""
     if request.out is None or not request.out.is_dir():  # an earlier run may have all scores
         check_data(request.sources)
     encoder = load_encoder(request.model, request.options)
     sweeps = single_sweeps(request, encoder)
+    first = next(sweeps)  # which rejects unsuitable recipes
     if request.recipes is None:
-        (result,) = next(sweeps).run().values()
+        (result,) = first.run().values()
         return result
     folder = request.folder(encoder)
     with folder_lock(folder):
-        result = SweepResult.of({name: each for single in sweeps for name, each in single.run().items()}, folder)
+        parts = {name: each for single in chain([first], sweeps) for name, each in single.run().items()}
+        result = SweepResult.of(parts, folder)
         result.save()
         return result
 
 
-def single_sweeps(request: Sweep, encoder: LayerEncoder, only: str | None = None) -> Iterator[SingleSweep]:
-    """Return the sweep under each recipe, or under one of them; the first recipe's scores the baselines."""
+def single_sweeps(request: SweepArguments, encoder: LayerEncoder, only: str | None = None) -> Iterator[SingleSweep]:
+    """Yield the sweep under each recipe, or under one of them; the first recipe's scores the baselines."""
     if request.recipes is None:
-        return iter([SingleSweep(request, encoder)])
+        yield SingleSweep(request, encoder)
+        return
     fitting = fitting_recipes(encoder, request.recipes)
     recipes = [recipe for recipe in fitting if only in (None, recipe.name)]
     if "Normalize" in encoder.after_pooling:  # spans are not scaled before they are joined
         recipes = [replace(recipe, normalize=True) if recipe.join else recipe for recipe in recipes]
     # This rejects an unsuitable recipe before a task runs. Spans are joined when they are read from the store.
     encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
-    center_texts: list[str] = []
-    if centered := [recipe.name for recipe in recipes if recipe.center]:
-        if request.center_texts is None:
-            request.center_texts = single_line_texts(request.sources, Stage(request.progress, "reading"))
-        center_texts = request.center_texts
-        if len(center_texts) < SMALLEST_SAMPLE:
-            raise OptionError(
-                f"`recipes` must not include {centered[0]!r} for these tasks: centering needs at least "
-                f"{SMALLEST_SAMPLE} single-line texts, and the tasks have {len(center_texts)}."
-            )
+    centered = [recipe.name for recipe in recipes if recipe.center]
+    if centered and request.center_texts is None:
+        request.center_texts = single_line_texts(request.sources, Stage(request.progress, "reading"))
+    if centered and len(request.center_texts or []) < SMALLEST_SAMPLE:
+        raise OptionError(
+            f"`recipes` must not include {centered[0]!r} for these tasks: centering needs at least "
+            f"{SMALLEST_SAMPLE} single-line texts, and the tasks have {len(request.center_texts or [])}."
+        )
     folder = request.folder(encoder)
     latest: dict[str, tuple[int, int]] = {}
-
-    def single(index: int) -> SingleSweep:
-        recipe, progress = recipes[index], request.progress
+    for place, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
+        progress = request.progress
         recipe_request = request.change(
             out=folder / "recipes" / _folder_name(recipe.name),
             store=request.store or folder / "embeddings",
             baselines=request.baselines and recipe.name == fitting[0].name,
-            progress=progress and _accumulate_progress(progress, latest, len(recipes) - index),
+            progress=progress and _accumulate_progress(progress, latest, len(recipes) - place),
         )
-        texts = center_texts if recipe.center else []
-        return SingleSweep(recipe_request, encoders[index], recipe, folder / "center.txt", texts)
-
-    return map(single, range(len(recipes)))  # one by one: each adds to the progress of those before it
+        yield SingleSweep(recipe_request, recipe_encoder, recipe, folder / "center.txt")
 
 
 def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]], sweeps_left: int) -> Progress:
@@ -142,11 +140,10 @@ def _folder_name(recipe: str) -> str:
 class SingleSweep:
     """A sweep under one recipe."""
 
-    request: Sweep
+    request: SweepArguments
     encoder: LayerEncoder
     recipe: Recipe = recipes_of("recipe", PLAIN)[0]
     center_file: Path = Path("center.txt")
-    center_texts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
@@ -154,16 +151,16 @@ class SingleSweep:
         if request.has_metrics:
             encoder.check_one_stack("metrics")
         self.spec = encoder.spec
-        width = joined_dim(encoder.get_embedding_dimension() or 0, self.recipe.join)
-        if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
+        self.width = joined_dim(encoder.get_embedding_dimension() or 0, self.recipe.join)
+        largest = max((each.dims or 0 for each in request.compressions), default=0)
+        if largest > self.width:
             raise OptionError(
-                f"`dims` must be at most {width}, the dimensions of {encoder.name}, but got {max(too_many)}."
+                f"`dims` must be at most {self.width}, the dimensions of {encoder.name}, but got {largest}."
             )
-        self.width = width
-        self.compressions = [each for each in request.compressions if each.dims != width]  # whole vectors are scored
+        self.compressions = [each for each in request.compressions if each.dims != self.width]
         self.folder = request.folder(encoder)
-        self.progress = request.progress
-        self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
+        self.center_texts = (request.center_texts or []) if self.recipe.center else []
+        self.baselines = baselines_for(encoder, Stage(request.progress, "comparing")) if request.baselines else []
 
     def run(self) -> dict[str, SweepResult]:
         """Return the result of each compression of the vectors, by name."""
@@ -171,7 +168,20 @@ class SingleSweep:
             start = time.perf_counter()
             embedder = self.embedder()
             scoring = self._score(self.request.labeled, embedder)
-            return self._finish(scoring, start, embedder)
+            metrics = self._measure()
+            run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
+            notes = sweep_notes(
+                self.encoder, self.request.sources, scoring.of(Compression()), self.layers, self.baselines, run
+            )
+            center = {"center": str(self.center_file)} if self.recipe.center else {}
+            vectors: dict[str, Any] = {**({"normalize": True} if self.recipe.normalize else {}), **center}
+            notes = replace(notes, vectors=vectors, options=self._options(), dimensions=self.width)
+            results = {}
+            for compression in self.compressions:
+                result = self._result(scoring.of(compression), notes, metrics, compression)
+                result.save()
+                results[", ".join(filter(None, [self.recipe.name, compression.label]))] = result
+            return results
 
     def score_task(self, source: TaskSource) -> dict[str, str]:
         """Score the layers on one of the tasks, for a later :meth:`run` to find, and return errors by task.
@@ -185,49 +195,31 @@ class SingleSweep:
 
     def embedder(self) -> Embedder:
         """Return what embeds texts into the store."""
-        settings = self.request.settings
+        settings, progress = self.request.settings, self.request.progress
         root = self.request.store or self.folder / "embeddings"
-        return Embedder(
-            self.encoder,
-            open_store(root, self.spec, self.layers, self.encoder, settings.store_dtype),
-            settings.token_budget,
-            Stage(self.progress, "embedding"),
-            Stage(self.progress, "planning"),
-        )
+        store = open_store(root, self.spec, self.layers, self.encoder, settings.store_dtype)
+        stages = Stage(progress, "embedding"), Stage(progress, "planning")
+        return Embedder(self.encoder, store, settings.token_budget, *stages)
 
     def plan(self, store: Vectors, ensure: Callable[[Sequence[Any], Sequence[str], str], None]) -> None:
         """Call a function with the inputs of the tasks that are scored together, in the order of a run."""
         if self.recipe.center:
             prompt = self.encoder.default_prompt
             ensure(self.center_texts, [item_key(text, prompt) for text in self.center_texts], prompt)
-        spec = self.spec.at_layer(self.encoder.layer_argument(self.layers[0]))
-        media = tuple(self.encoder.media)
-        layer = StoredLayer(store, self.layers[0], spec, Prompts(self.encoder), media, ensure=ensure)
+        layer = replace(self._layer(store, self.layers[0]), ensure=ensure)
         for source in self.request.labeled:
             try:
                 with isolated_random(), quiet_mteb():
                     if scores_together(source.make()) is None:
-                        record(with_data(source).make(), layer.keys, similarity=spec.similarity)
+                        record(with_data(source).make(), layer.keys, similarity=self.spec.similarity)
             except FATAL:
                 raise
             except Exception as error:  # scoring the task names it
                 _log.debug("%s cannot be planned: %s", source.name, error)
 
     def _score(self, sources: Sequence[TaskSource], embedder: Embedder) -> ScoringResult:
-        settings = self.request.settings
-        layers = self._stored_layers(embedder)
-        scorer = TaskScorer(
-            embedder,
-            self.folder / "together" if settings.scoring == "together" else None,
-            self.baselines,
-            settings.workers or usable_cores(),
-            Stage(self.progress, "scoring"),
-            Stage(self.progress, "confirming"),
-        )
-        return scorer.score([[Job(source, layer, self.folder / "mteb") for layer in layers] for source in sources])
-
-    def _stored_layers(self, embedder: Embedder) -> list[StoredLayer]:
-        """Return every layer with its vectors, transformed by the recipe."""
+        """Return the scores of every layer, whose vectors are transformed by the recipe, under each compression."""
+        settings, progress = self.request.settings, self.request.progress
         vectors: Vectors = embedder.store
         spec = self.spec
         if self.recipe.changes_vectors or self.recipe.join is not None:
@@ -236,46 +228,46 @@ class SingleSweep:
             identity = map_identity(self.recipe, self.center_texts)
             spec = replace(spec, prompting=json.dumps([spec.prompting, identity], sort_keys=True))
             vectors = mapped_store(embedder, self.recipe, self.center_texts)
-        prompts = Prompts(self.encoder)
-        media = tuple(self.encoder.media)
-        layers = []
-        for compression in self.compressions:
-            compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
-            for layer in self.layers:
-                layer_spec = compressed.at_layer(self.encoder.layer_argument(layer))
-                layers.append(StoredLayer(vectors, layer, layer_spec, prompts, media, compression))
-        return layers
+        layers = [self._layer(vectors, layer, spec, each) for each in self.compressions for layer in self.layers]
+        scorer = TaskScorer(
+            embedder,
+            self.folder / "together" if settings.scoring == "together" else None,
+            self.baselines,
+            settings.workers or usable_cores(),
+            Stage(progress, "scoring"),
+            Stage(progress, "confirming"),
+        )
+        return scorer.score([[Job(source, layer, self.folder / "mteb") for layer in layers] for source in sources])
 
-    def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> dict[str, SweepResult]:
-        """Compute metrics and notes, and save the result of each compression."""
-        metrics: list[pl.DataFrame] = []
-        if self.request.has_metrics:
-            medium = self.encoder.media[0]
-            sample = _sample(self.request.sources, medium, self.request.settings.metric_texts)
-            measure = partial(
-                measure_layers,
-                self.encoder,
-                sample,
-                dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
-                metrics=self.request.metrics,
-                layers=self.layers,
-                views=self.request.settings.views,
-                progress=self.progress,
-            )
-            metrics.append(kept_frame(self.folder / "metrics" / f"{self._metrics_key(sample)}.parquet", measure))
-        run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
-        whole = scoring.of(Compression())
-        notes = sweep_notes(self.encoder, self.spec, self.request.sources, whole, self.layers, self.baselines, run)
-        vectors: dict[str, Any] = {"normalize": True} if self.recipe.normalize else {}
-        if self.recipe.center:
-            vectors["center"] = str(self.center_file)
-        notes = replace(notes, vectors=vectors, options=self._options(), dimensions=self.width)
-        results = {}
-        for compression in self.compressions:
-            result = self._result(scoring.of(compression), notes, metrics, compression)
-            result.save()
-            results[", ".join(filter(None, [self.recipe.name, compression.label]))] = result
-        return results
+    def _layer(
+        self,
+        vectors: Vectors,
+        layer: int,
+        spec: EncoderSpec | None = None,
+        compression: Compression = Compression(),  # noqa: B008  # frozen
+    ) -> StoredLayer:
+        spec = replace(spec or self.spec, truncate_dim=compression.dims or self.spec.truncate_dim)
+        spec = spec.at_layer(self.encoder.layer_argument(layer))
+        return StoredLayer(vectors, layer, spec, Prompts(self.encoder), tuple(self.encoder.media), compression)
+
+    def _measure(self) -> pl.DataFrame:
+        """Return the metrics of some items of the tasks, from an earlier run if nothing has changed."""
+        request = self.request
+        if not request.has_metrics:
+            return tidy_frame([])
+        medium = self.encoder.media[0]
+        sample = _sample(request.sources, medium, request.settings.metric_texts)
+        measure = partial(
+            measure_layers,
+            self.encoder,
+            sample,
+            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
+            metrics=request.metrics,
+            layers=self.layers,
+            views=request.settings.views,
+            progress=request.progress,
+        )
+        return kept_frame(self.folder / "metrics" / f"{self._metrics_key(sample)}.parquet", measure)
 
     def _metrics_key(self, sample: Sequence[Any]) -> str:
         """Return the key of the metrics of some items: everything that changes them."""
@@ -285,7 +277,7 @@ class SingleSweep:
         return content_digest(json.dumps(identity))
 
     def _result(
-        self, scoring: ScoringResult, notes: Notes, metrics: Sequence[pl.DataFrame], compression: Compression
+        self, scoring: ScoringResult, notes: Notes, metrics: pl.DataFrame, compression: Compression
     ) -> SweepResult:
         """Return the result of a compression, whose notes differ from a whole vector's, and without metrics."""
         folder = self.folder
@@ -294,16 +286,16 @@ class SingleSweep:
             how = {"recipe": self.recipe.name, "dims": dims, "precision": compression.precision}
             notes = replace(notes, compression=how, dimensions=dims)
         if compression != Compression():
-            metrics = []
             folder = folder.with_name(f"{folder.name},{compression.label.replace(' dims', '').replace(', ', '-')}")
             options = notes.options | ({} if compression.dims is None else {"truncate_dim": dims})
             remarks = score_remarks(self.request.sources, scoring, {})
             notes = replace(notes, options=options, failures=scoring.failures, remarks=remarks)
-        frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
+        frames = [scoring.frame("score", self.spec), scoring.frame("confirmed", self.spec)]
+        frames += [metrics] if compression == Compression() else []
         rows = [(score.task, score.layer, score.resampled) for score in scoring.scores if score.resampled]
         resamples = pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")
         num_kept = sum(score.kept for score in scoring.scores)
-        return SweepResult(pl.concat([*frames, *metrics]), folder, notes, resamples=resamples, num_kept=num_kept)
+        return SweepResult(pl.concat(frames), folder, notes, resamples=resamples, num_kept=num_kept)
 
     def _options(self) -> dict[str, Any]:
         """Return the options that recreate the encoder of a layer, whose spans are joined."""
@@ -313,16 +305,6 @@ class SingleSweep:
             changed = {name: value for name, value in options.changed().items() if name not in recipe_fields}
             options = make_options({**changed, "recipe": self.recipe.before_vectors()})
         return options.recreating()
-
-    def _score_frame(self, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
-        return tidy_frame(
-            row
-            for score in scores
-            if score.error is None
-            for row in tidy_rows(
-                {score.layer: score.value}, self.spec, kind=kind, dataset=score.task, name=score.metric
-            )
-        )
 
 
 def single_line_texts(sources: Sequence[TaskSource], stage: Stage) -> list[str]:

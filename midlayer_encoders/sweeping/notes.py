@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Literal, Self
 from unittest import mock
 
+import polars as pl
 import torch
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import counted
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.batches import count_tokens
@@ -60,6 +62,16 @@ class ScoringResult:
         )
         return replace(self, scores=scores, confirmed=confirmed)
 
+    def frame(self, kind: Literal["score", "confirmed"], spec: EncoderSpec) -> pl.DataFrame:
+        """Return tidy rows of the scores, or of those that mteb confirmed."""
+        scores = self.scores if kind == "score" else self.confirmed
+        return tidy_frame(
+            row
+            for score in scores
+            if score.error is None
+            for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
+        )
+
     @property
     def failures(self) -> dict[str, str]:
         """The error of each task that failed, at its first layer, and why a task has a score at no layer."""
@@ -72,7 +84,6 @@ class ScoringResult:
 
 def sweep_notes(
     encoder: LayerEncoder,
-    spec: EncoderSpec,
     sources: Sequence[TaskSource],
     scoring: ScoringResult,
     layers: Sequence[int],
@@ -84,7 +95,7 @@ def sweep_notes(
     ``run`` tells its time and batches.
     """
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
-    how = _how(spec, sources, scoring.methods, run | {"device": str(encoder.device)})
+    how = _how(encoder.spec, sources, scoring.methods, run | {"device": str(encoder.device)})
     if encoder.options.dense == "drop":
         how["left out"] = f"{', '.join(encoder.saved.trained)}, trained for the last layer"
     timing: dict[str, Any] = {}

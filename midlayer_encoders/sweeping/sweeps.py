@@ -1,20 +1,37 @@
 """Sweep one model or many, in this process or as units of an executor."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.hub import name_and_revision, shown_name
-from midlayer_encoders.sweeping.layer_sweep import run_sweep
-from midlayer_encoders.sweeping.request import Sweep, takes_arguments_of
+from midlayer_encoders.sweeping.request import SweepArguments
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks.sources import Tasks
 
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-@takes_arguments_of(Sweep)
-def sweep(*arguments: Any, **keywords: Any) -> SweepResult:  # noqa: D417  # the arguments of Sweep
+
+class Sweep(SweepArguments):
+    """A sweep: its arguments, and how they are run."""
+
+    def run(self) -> SweepResult:
+        """Run the sweep in this process, or as units of its executor, and return the result."""
+        if self.executor is None:
+            from midlayer_encoders.sweeping.layer_sweep import run_sweep
+
+            return run_sweep(self)
+        name = str(self.model)
+        folder = self.out or Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", shown_name(name))
+        return _run_units({name: self.change(out=folder.absolute())})[name]
+
+
+def sweep(model: str | LayerEncoder, tasks: Tasks = (), **arguments: Any) -> SweepResult:  # noqa: D417
     """Score and measure every layer from one forward pass over each text.
 
     A sweep that was interrupted resumes when it is called again with the same ``out``. A task that fails is in
@@ -57,12 +74,7 @@ def sweep(*arguments: Any, **keywords: Any) -> SweepResult:  # noqa: D417  # the
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
     """
-    request = Sweep(*arguments, **keywords)
-    if request.executor is None:
-        return run_sweep(request)
-    name = str(request.model)
-    folder = request.out or Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", shown_name(name))
-    return _run_units({name: request.change(out=folder.absolute())})[name]
+    return Sweep(model, tasks, **arguments).run()
 
 
 def sweep_many(
@@ -90,14 +102,19 @@ def sweep_many(
 
 def sweep_models(request: Sweep, models: Sequence[str], out: Path) -> dict[str, SweepResult]:
     """Run a request for each of several models, as :func:`sweep_many`; its own model is not used."""
-    named = _named(models)
+    if isinstance(models, str) or not models:
+        raise OptionError(f"`models` must be a list of names or folders, but got {models!r}.")
     request.sources  # noqa: B018  # read once for all models
     requests: dict[str, Sweep] = {}
-    for name, (model, revision) in named.items():
+    for text in models:
+        model, revision = name_and_revision(text)
+        name = re.sub(r"[^\w.@-]+", "_", text).strip("._") or "model"
+        if name in requests:
+            raise OptionError(f"`models` must have different names, but {text!r} and {requests[name].model!r} do not.")
         options = request.options if revision is None else {**request.options, "revision": revision}
         requests[name] = request.change(model=model, options=options, out=out.absolute() / name)
     if request.executor is None:
-        return {name: run_sweep(each) for name, each in requests.items()}
+        return {name: each.run() for name, each in requests.items()}
     return _run_units(requests)
 
 
@@ -105,22 +122,3 @@ def _run_units(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
     from midlayer_encoders.extras.scaling.sweep_units import run_requests
 
     return run_requests(requests)
-
-
-def _named(models: Sequence[str]) -> dict[str, tuple[str, str | None]]:
-    """Return models and revisions by the names of their folders.
-
-    Example:
-        >>> list(_named(["org/model", "org/model@step1", "./model", "../model.old"]))
-        ['org_model', 'org_model@step1', 'model', 'model.old']
-    """
-    if isinstance(models, str) or not models:
-        raise OptionError(f"`models` must be a list of names or folders, but got {models!r}.")
-    named: dict[str, tuple[str, str | None]] = {}
-    for text in models:
-        model, revision = name_and_revision(text)
-        folder = re.sub(r"[^\w.@-]+", "_", text).strip("._") or "model"
-        if folder in named:
-            raise OptionError(f"`models` must have different names, but {text!r} and {named[folder][0]!r} do not.")
-        named[folder] = model, revision
-    return named

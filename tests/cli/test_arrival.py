@@ -22,7 +22,7 @@ from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder import sentence_transformers_encoder
 from midlayer_encoders.encoder.options import option_fields
 from midlayer_encoders.sweeping import sweeps  # noqa: F401  # otherwise first imported while LayerEncoder is replaced
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.sweeps import Sweep
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUTPUT = {"as_json", "quiet"}  # of the terminal; tests/cli/test_json.py and test_progress.py

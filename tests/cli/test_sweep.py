@@ -19,7 +19,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words, number
 from midlayer_encoders.sweeping import SweepResult, SweepSettings, layer_sweep, sweeps
 from midlayer_encoders.sweeping.best_layer import Notes
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.sweeps import Sweep
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.store.listing import list_stores

@@ -16,7 +16,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.extras.scaling import units
 from midlayer_encoders.extras.scaling.sweep_units import sweep_units
 from midlayer_encoders.sweeping.embedder import Embedder
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.sweeps import Sweep
 from tests.scaling.jobs import Jobs
 
 RECIPES = ["plain", "one-word", "plain+center"]

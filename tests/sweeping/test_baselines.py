@@ -154,7 +154,7 @@ def test_baseline_with_identical_vectors_has_no_score(tiny_folder: Folder, tmp_p
     flags = ("--layers", "1,2", "--workers", "1", "--device", "cpu")
     output = run("sweep", model, "--tasks", f"{apart},{task}", "--out", str(out), *flags)
     (row,) = (row for row in tables(output)[0] if row[0] == "TF-IDF")
-    assert row == ["TF-IDF", "", f"{100 * result.notes.baselines['TF-IDF'][sts_name]:.1f}", ""]
+    assert row == ["TF-IDF", "–", "–", f"{100 * result.notes.baselines['TF-IDF'][sts_name]:.1f}"]
 
 
 @pytest.mark.long

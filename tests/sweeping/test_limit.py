@@ -16,7 +16,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.scaling.sweep_units import sweep_units
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.sweeps import Sweep
 from midlayer_encoders.tasks.sources import SampledSource, task_sources
 from tests.scaling.jobs import Jobs
 from tests.support.others_warnings import MTEB

@@ -19,9 +19,9 @@ from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.extras.scaling.units import Planner, Unit, embed_block, run_jobs, write_job
 from midlayer_encoders.files import check_output_folder
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.layer_sweep import run_sweep, single_sweeps
-from midlayer_encoders.sweeping.request import Sweep
+from midlayer_encoders.sweeping.layer_sweep import single_sweeps
 from midlayer_encoders.sweeping.sweep_result import SweepResult
+from midlayer_encoders.sweeping.sweeps import Sweep
 
 _ARGUMENTS = ("layers", "compressions", "metrics", "baselines", "settings", "store")
 
@@ -61,7 +61,7 @@ class SweepJob:
     def finish(self, folder: Path) -> list[str] | None:
         """Run the whole sweep; the step is not done if a task failed, so that the same call tries again."""
         with FileLock(folder / "finish.lock"):  # another call may finish the same sweep
-            return None if run_sweep(self.request).failures else []
+            return None if self.request.run().failures else []
 
 
 def run_requests(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
