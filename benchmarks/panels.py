@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.style import SERIES
@@ -125,8 +125,9 @@ def _draw_part(axes: Axes, part: Part, ordered: int) -> None:
         case Rule():
             drawing.draw_rule(axes, part.x)
         case Word():
-            color = None if part.style is None else SERIES[part.style]
-            drawing.write(axes, part.text, (part.x, part.y), bold=True, va="center", color=color)
+            style: Any = {"ha": "left", "va": "center", "weight": "bold", "fontsize": 8, "textcoords": "offset points"}
+            color = "black" if part.style is None else SERIES[part.style]
+            axes.annotate(part.text, (part.x, part.y), (7, 0), color=color, **style)
 
 
 def _set_axes(axes: Axes, panel: Panel) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from benchmarks.paper.setting import model_label
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.layer_charts import model_label, plot_metrics
-from midlayer_encoders.report.style import SERIES
+from midlayer_encoders.report.layer_charts import plot_metrics
+from midlayer_encoders.report.style import LIGHT, SERIES
 from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         scored = [rule for rule in rules if rule in means]
         x = [means[rule] for rule in scored]
         y = [rules.index(rule) for rule in scored]
-        drawing.row_axis(axes, rules)
+        _name_rows(axes, rules)
         axes.hlines(y, means["last"], x, color=SERIES[0], linewidth=1.4)
         drawing.draw_points(axes, x, y, "disc")
         drawing.draw_rule(axes, means["last"])
@@ -222,7 +223,7 @@ def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor
             for model, revision in models
         }
         _draw_correlations(axes, groups, metrics, 0 if statistic == "dcor" else -1)
-        drawing.row_axis(axes, [metric.replace("_", " ") for metric in metrics])
+        _name_rows(axes, [metric.replace("_", " ") for metric in metrics])
         axes.set_xlabel("correlation with the score; line: chance")
         drawing.set_title(axes, _STATISTICS[statistic])
     return drawing.finish(figure)
@@ -249,6 +250,15 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
                 style=style,
             )
         for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
-            drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")
+            box = {"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1}
+            axes.text(0, metrics.index(metric) + offset, "undefined", ha="center", va="center", fontsize=8, bbox=box)
     margin = 0.03 * (1 - low)
     axes.set_xlim(low - margin, 1 + margin)
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a vertical axis, the first at the top; only the left column of panels shows the names."""
+    cell = axes.get_subplotspec()
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, labelleft=cell is None or cell.is_first_col())

@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 import polars as pl
 
+from benchmarks.paper.setting import model_label
 from midlayer_encoders.comparing.correlation import LEVEL
 from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
@@ -16,7 +17,6 @@ from midlayer_encoders.frame.schema import number_of_layers
 from midlayer_encoders.frame.steps import layer_changes
 from midlayer_encoders.frame.summaries import Gain, summary
 from midlayer_encoders.report.labels import number, signed, with_interval
-from midlayer_encoders.report.layer_charts import model_label
 from midlayer_encoders.report.training_page import steps_words
 
 _VERDICTS = {True: "The claim holds here.", False: "The claim does not hold here.", None: "It stays open here."}

@@ -174,3 +174,9 @@ class Setting:
             "progress": self.progress,
         }
         return kept_frame(path, lambda: measure_layers(self.encoder(model), self.required_texts(4), **options))
+
+
+def model_label(frame: pl.DataFrame, model: object, revision: object, separator: str = " ") -> str:
+    """Return the model's name, and its revision if the frame holds several."""
+    several = frame.filter(pl.col("model") == model)["revision"].n_unique() > 1
+    return f"{model}{separator}{revision}" if several else str(model)

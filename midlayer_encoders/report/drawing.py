@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 _HEAD_HEIGHT = 3.2  # inches
 _MAX_MARKERS = 99  # points of a curve; the markers of longer curves would overlap
-_CAPTION_WIDTH = 44
-_LAYER_STEPS = (1, 2, 4, 5, 6, 8, 10, 12, 16, 20, 25, 40, 50, 100, 200)
 _LOG_RATIO = 5  # an axis of amounts is logarithmic if its largest value is this many times the smallest
 _KINDS: dict[str, dict[str, Any]] = {
     "line": {"linewidth": 1.6, "marker": "o", "markersize": 2.5},
@@ -53,25 +50,22 @@ def panel_grid(
     # A notebook draws only figures of pyplot by itself.
     figure._repr_png_ = partial(figure_bytes, figure)  # type: ignore[attr-defined]
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
-    if head:
-        figure.add_subplot(grid[0, :])
-    for index in range(num_cells):
-        figure.add_subplot(grid[head + index // columns, index % columns])
-    for axes in figure.axes:
+    cells = [grid[0, :]] * head + [grid[head + index // columns, index % columns] for index in range(num_cells)]
+    for cell in cells:
+        axes = figure.add_subplot(cell)
         axes.tick_params(labelsize=8, colors=LIGHT["soft"])
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(LIGHT["soft"])
         axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
         axes.set_axisbelow(True)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(fontsize=8, color=LIGHT["soft"])
     return figure, figure.axes
 
 
-def set_title(axes: Axes, title: str, caption: Sequence[str] = (), *, large: bool = False) -> None:
-    """Set a title with a caption of short texts below it."""
-    # `textwrap` does not break at no-break spaces.
-    parts = (part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 32 else part for part in caption)
-    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH * (2 if large else 1), break_on_hyphens=False)
-    axes.set_title("\n".join([title, *lines]), loc="left", fontsize=11 if large else 9 if lines else 10)
+def set_title(axes: Axes, title: str, caption: str = "", *, large: bool = False) -> None:
+    """Set a title with a caption below it."""
+    axes.set_title("\n".join(filter(None, [title, caption])), loc="left", fontsize=11 if large else 9)
 
 
 def finish(figure: Figure, *, y_label: str = "") -> Figure:
@@ -79,21 +73,17 @@ def finish(figure: Figure, *, y_label: str = "") -> Figure:
     from matplotlib.text import Text
 
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(pairs)}  # the first of each label
-    labels = list(dict.fromkeys(label for _, label in pairs))
-    if labels:
-        width, height = figure.get_size_inches()
-        columns = max(1, min(len(labels), int(width / (0.6 + 0.07 * max(map(len, labels))))))
-        figure.set_size_inches(width, height + 0.25 * math.ceil(len(labels) / columns))
-        layout: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "alignment": "left"}
-        figure.legend([handles[label] for label in labels], labels, frameon=False, fontsize=8, **layout)
+    if handles := {label: handle for handle, label in reversed(pairs)}:  # the first of each label
+        labels = list(dict.fromkeys(label for _, label in pairs))
+        columns = 1 if max(map(len, labels)) > 40 else 3
+        figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(labels) / columns))
+        layout: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "frameon": False, "fontsize": 8}
+        figure.legend([handles[label] for label in labels], labels, **layout)
     if y_label:
         figure.supylabel(y_label, fontsize=10, color=LIGHT["soft"])
     for axes in figure.axes:
         if axes.get_autoscaley_on():
             value_axis(axes)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.label.set(fontsize=8, color=LIGHT["soft"])
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     return figure
@@ -189,19 +179,14 @@ def draw_points(
     axes.plot(x, finite_y, color=color, label=label, gid="line" if kind == "line" else "dots", **options)
 
 
-def draw_mark(
-    axes: Axes, kind: Literal["best", "last"], x: float, y: float, text: str = "", *, large: bool = False
-) -> None:
-    """Mark the best or the last layer of a curve, with a text beside it."""
-    best = kind == "best"
-    fill = LIGHT["best" if best else "page"]
-    edge = LIGHT["best" if best else "ink"]
-    size = (8 if large else 5) - (not best)
-    shape = "o" if best else "s"
-    axes.plot(x, y, shape, color=fill, markeredgecolor=edge, markersize=size, zorder=4, gid="mark")
+def draw_mark(axes: Axes, x: float, y: float, text: str = "", *, best: bool = True) -> None:
+    """Mark the best layer of a curve, or the last one, with a text above it."""
+    color = LIGHT["best" if best else "ink"]
+    axes.plot(x, y, "o" if best else "s", color=color, fillstyle="full" if best else "none", zorder=4, gid="mark")
     if text:
-        offset = (6, 9) if x == 0 else (0, 9)  # centered at layer 0, it would cover the axis
-        write(axes, text, (x, y), offset if best else (14, -4), bold=best)
+        align: Any = "left" if x == 0 else "center"  # centered at layer 0, it would cover the axis
+        style: dict[str, Any] = {"color": color, "weight": "bold", "fontsize": 9, "textcoords": "offset points"}
+        axes.annotate(text, (x, y), (0, 9), ha=align, **style)
 
 
 def draw_level(axes: Axes, value: float, label: str = "", style: int = 0) -> None:
@@ -216,33 +201,6 @@ def draw_rule(axes: Axes, x: float, *, chosen: bool = False) -> None:
     axes.axvline(x, color=color, linewidth=1.2, linestyle=(0, (2, 3)) if chosen else "-", gid="rule")
 
 
-def write(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    offset: tuple[int, int] = (7, 0),
-    *,
-    bold: bool = False,
-    va: str = "baseline",
-    color: str | None = None,
-) -> None:
-    """Write a text beside a position, or centered on it without an offset."""
-    centered = va == "center"
-    axes.annotate(
-        text,
-        at,
-        offset,
-        textcoords="offset points",
-        ha="left" if offset[0] else "center",
-        va=va,
-        color=color or LIGHT["best" if bold else "ink"],
-        weight="bold" if bold else "normal",
-        fontsize=8 if centered else 9,
-        annotation_clip=False,
-        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1} if centered else None,
-    )
-
-
 def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float = 0.0, relative: bool = False) -> None:
     """Set up the horizontal axis for layers, or for relative depth to compare models of different depth.
 
@@ -253,25 +211,16 @@ def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float
         room: space to add at both ends.
         relative: whether positions are relative depths.
     """
+    from matplotlib.ticker import MaxNLocator
+
     last = 1 if relative else max(num_layers, 1)
     margin = room + 0.03 * (last + 2 * room)  # for the dots at the ends
     axes.set_xlim(-margin, last + margin)
     if relative:
         axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     else:
-        axes.set_xticks(layer_ticks(last, 7))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 3, 4, 5, 6, 8, 10]))
     axes.set_xlabel("relative depth" if relative else label)
-
-
-def row_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Set up the vertical axis for named rows, the first at the top; only the left column of panels shows the names."""
-    cell = axes.get_subplotspec()
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0, labelleft=cell is None or cell.is_first_col())
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
-    axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
 
 
 def amount_axis(axes: Axes, label: str, amounts: Sequence[float]) -> None:
@@ -280,16 +229,12 @@ def amount_axis(axes: Axes, label: str, amounts: Sequence[float]) -> None:
 
     axes.set_xlabel(label)
     low, high = min(amounts), max(amounts)
-    if high < _LOG_RATIO * low:
-        axes.set_xlim(padded(amounts, 0.11))
-        return
-    axes.set_xscale("log")
-    ratio = high / low
-    multiples = (1, 2, 5) if ratio < 100 else (1, 3) if ratio < 1000 else (1,)
-    axes.xaxis.set_major_locator(LogLocator(subs=multiples, numticks=9))
-    axes.xaxis.set_major_formatter(lambda value, _: amount(value))
-    axes.minorticks_off()
-    axes.set_xlim(low / 1.2, high * 1.2)
+    axes.set_xlim(padded(amounts, 0.11))
+    if high >= _LOG_RATIO * low:
+        axes.set(xscale="log", xlim=(low / 1.2, high * 1.2))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=9))
+        axes.xaxis.set_major_formatter(lambda value, _: amount(value))
+        axes.minorticks_off()
 
 
 def value_axis(*panels: Axes, pad: float = 0.08) -> None:
@@ -312,16 +257,3 @@ def padded(values: Sequence[float], pad: float = 0.08) -> tuple[float, float]:
         margin = 0.05 * abs(high) or 1.0
         return low - margin, high + margin
     return low - pad * (high - low), high + pad * (high - low)
-
-
-def layer_ticks(num_layers: int, max_ticks: int) -> list[int]:
-    """Return evenly spaced layers from 0 to ``num_layers``, including the last if possible.
-
-    Example:
-        >>> layer_ticks(30, 7), layer_ticks(24, 4), layer_ticks(2, 8)
-        ([0, 5, 10, 15, 20, 25, 30], [0, 8, 16, 24], [0, 1, 2])
-    """
-    fitting = [step for step in _LAYER_STEPS if num_layers // step + 1 <= max_ticks] or [max(num_layers, 1)]
-    # A slightly coarser step that ends at the last layer is better than the finest one.
-    step = next((step for step in fitting if num_layers % step == 0 and step <= 2 * fitting[0]), fitting[0])
-    return list(range(0, num_layers + 1, step))

@@ -55,16 +55,6 @@ def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: boo
     return _minus(f"{value:{'+' if sign else ''}{'#' if zeros and value else ''}.{digits}g}").removesuffix(".")
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in seconds or milliseconds.
-
-    Example:
-        >>> duration(0.01234), duration(3.0)
-        ('12.3 ms', '3 s')
-    """
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
 def signed(value: float, digits: int = 1) -> str:
     """Return a difference with its sign.
 

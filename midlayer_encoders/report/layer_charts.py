@@ -15,9 +15,9 @@ from midlayer_encoders.frame.schema import check_frame, metric_series, number_of
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
+from midlayer_encoders.report.style import LIGHT, SERIES
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PLAIN = "plain"
@@ -47,18 +47,31 @@ def plot_summary(scores: Summary, baselines: Baselines | None = None) -> Figure:
         scores: of one model.
         baselines: drawn as levels.
     """
-    baselines = baselines or {}
     curves = list(scores.tasks)
-    levels: list[dict[str, float | None]] = [
-        {name: 100 * by_task.get(task.name, math.nan) for name, by_task in baselines.items()} for task in curves
-    ]
-    has_head = len(curves) == 1 or scores.average is not None
+    levels = {
+        name: [100 * by_task.get(task.name, math.nan) for task in curves] for name, by_task in (baselines or {}).items()
+    }
     if scores.average is not None and len(curves) > 1:
         curves.insert(0, replace(scores.average, name=f"average of {len(curves)} tasks"))
-        levels.insert(0, {name: average_baseline(scores, by_task) for name, by_task in baselines.items()})
+        for name, by_task in (baselines or {}).items():
+            levels[name].insert(0, average_baseline(scores, by_task) or math.nan)
+    has_head = len(curves) == 1 or scores.average is not None
     figure, panels = drawing.panel_grid(len(curves), head=has_head)
     for place, (axes, curve) in enumerate(zip(panels, curves, strict=True)):
-        _draw_curve(axes, curve, scores.num_layers, levels[place], large=has_head and not place)
+        large = has_head and not place
+        for style, (name, values) in enumerate(levels.items()):
+            if math.isfinite(values[place]):
+                drawing.draw_level(axes, values[place], name, style)
+        drawing.draw_points(axes, list(curve.points), list(curve.points.values()))
+        best, last = number(curve.best), number(curve.last)
+        caption = f"best {best} at {curve.best_layer}"
+        if curve.best_layer != curve.last_layer:
+            drawing.draw_mark(axes, curve.last_layer, curve.last, best=False)
+            caption += f" · last {last} ({signed(-curve.gain)})"
+        drawing.draw_mark(axes, curve.best_layer, curve.best, f"layer {curve.best_layer}: {best}" if large else "")
+        drawing.layer_axis(axes, scores.num_layers)
+        drawing.value_axis(axes, pad=0.16 if large else 0.08)
+        drawing.set_title(axes, curve.name, f"{curve.measure}\n{caption}", large=large)
     return drawing.finish(figure, y_label="points (score × 100)")
 
 
@@ -69,23 +82,14 @@ def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = N
     winner = best_recipe(recipes)
     for style, (name, curve) in enumerate(averages.items()):
         drawing.draw_points(axes, list(curve.points), list(curve.points.values()), label=name, style=style)
-    draw_average_levels(axes, recipes[winner], baselines or {})
-    best = averages[winner]
-    drawing.draw_mark(axes, "best", best.best_layer, best.best)
+    for style, (name, by_task) in enumerate((baselines or {}).items()):
+        if (mean := average_baseline(recipes[winner], by_task)) is not None:
+            drawing.draw_level(axes, mean, f"{name} {number(mean)}", style)
+    drawing.draw_mark(axes, averages[winner].best_layer, averages[winner].best)
     drawing.layer_axis(axes, max(scores.num_layers for scores in recipes.values()))
-    drawing.value_axis(axes, pad=0.12)
     tasks = recipes[winner].tasks
-    title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
-    axes.set_ylabel("points (score × 100)")
-    drawing.set_title(axes, title)
-    return drawing.finish(figure)
-
-
-def draw_average_levels(axes: Axes, scores: Summary, baselines: Baselines) -> None:
-    """Draw the average of each baseline that was scored on every task, with its value in the legend."""
-    means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
-    for style, (name, mean) in enumerate((name, mean) for name, mean in means.items() if mean is not None):
-        drawing.draw_level(axes, mean, f"{name} {number(mean)}", style)
+    drawing.set_title(axes, tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks")
+    return drawing.finish(figure, y_label="points (score × 100)")
 
 
 def best_recipe(recipes: Mapping[str, Summary]) -> str:
@@ -102,16 +106,13 @@ def recipe_words(recipes: Mapping[str, Summary], gains: RecipeGains | None = Non
     """Return a sentence about the gain of the best recipe."""
     averages = _averages(recipes)
     winner = best_recipe(recipes)
-    best = averages[winner]
+    best, plain = averages[winner], averages.get(_PLAIN)
     text = f"{winner} at layer {best.best_layer} of {recipes[winner].num_layers} scores {number(best.best)}"
     over_best, over_last = (f" ({interval_words(gain)})" for gain in gains[winner]) if gains else ("", "")
-    plain = averages.get(_PLAIN)
     if plain is None:
         return f"{text}, {number(best.gain)} points more than at its last layer{over_last}."
     if winner == _PLAIN:
-        if all(name == _PLAIN or name.startswith(f"{_PLAIN}, ") for name in averages):
-            return f"{text}: no smaller vector is better than the whole one here."
-        return f"{text}: no recipe is better than the plain text here."
+        return f"{text}: nothing else that was compared is better."
     return (
         f"{text}: {number(best.best - plain.best)} points more{over_best} than the best layer of the plain text "
         f"({plain.best_layer}, {number(plain.best)}), {number(best.best - plain.last)} more than its last{over_last}."
@@ -128,40 +129,17 @@ def recipe_rows(
     plain = averages.get(_PLAIN)
     rows = [["recipe", "best layer", "average", *(["gain over plain"] if plain else []), *tasks]]
     for name, average in averages.items():
-        curves = {task.name: task for task in recipes[name].tasks}
+        layer = average.best_layer
+        points = {task.name: task.points.get(layer) for task in recipes[name].tasks}
         interval = gains[name][0] if gains and name != _PLAIN else None
         gain = [with_interval(average.best - plain.best, interval)] if plain else []
-        cells = [number(curves[task].points.get(average.best_layer)) if task in curves else "" for task in tasks]
-        rows.append([name, str(average.best_layer), number(average.best), *gain, *cells])
+        rows.append([name, str(layer), number(average.best), *gain, *(number(points.get(task)) for task in tasks)])
     for name, scores in (baselines or {}).items():
         mean = average_baseline(winner, scores)
-        if any(task in scores for task in tasks):
-            gain = ["" if mean is None else signed(mean - plain.best)] if plain else []
-            cells = [number(100 * scores[task]) if task in scores else "" for task in tasks]
-            rows.append([name, "", "" if mean is None else number(mean), *gain, *cells])
+        gain = [number(None) if mean is None else signed(mean - plain.best)] if plain else []
+        cells = [number(100 * scores[task]) if task in scores else number(None) for task in tasks]
+        rows.append([name, "", number(mean), *gain, *cells])
     return rows
-
-
-def _draw_curve(
-    axes: Axes, curve: Curve, num_layers: int, levels: Mapping[str, float | None], *, large: bool = False
-) -> None:
-    """Draw a curve with its best and last layer and with levels; a large one has texts at the marks."""
-    level_texts = []
-    for style, (name, level) in enumerate(levels.items()):
-        if level is not None and math.isfinite(level):
-            level_texts.append(f"{name} {number(level)}")
-            drawing.draw_level(axes, level, name, style)
-    drawing.draw_points(axes, list(curve.points), list(curve.points.values()))
-    best, last = number(curve.best), number(curve.last)
-    caption = [curve.measure, f"best {best} at {curve.best_layer}"]
-    if curve.best_layer != curve.last_layer:
-        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {last}" if large else "", large=large)
-        caption.append(f"last {last} ({signed(-curve.gain)})")
-    text = f"layer {curve.best_layer}: {best}" if large else ""
-    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, text, large=large)
-    drawing.layer_axis(axes, num_layers)
-    drawing.value_axis(axes, pad=0.16 if large else 0.08)
-    drawing.set_title(axes, curve.name, [*caption, *level_texts], large=large)
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:
@@ -228,29 +206,17 @@ def plot_selection(
         choices: the layer that each rule selects.
         num_layers: number of blocks of the model.
     """
-    frame = check_frame(frame)
-    names = frame.select("kind", "name", "dataset").unique(maintain_order=True).rows()
-    names.sort(key=lambda row: row[0] != "score")
-    figure, (head, *panels) = drawing.panel_grid(1 + len(names), head=True)
+    curves = check_frame(frame).sort("kind", descending=True, maintain_order=True)  # scores before metrics
+    groups = {key: rows.sort("layer") for key, rows in curves.group_by("kind", "name", "dataset", maintain_order=True)}
+    figure, (head, *panels) = drawing.panel_grid(1 + len(groups), head=True)
+    colors = [LIGHT["best"] if name == rule else SERIES[0] for name in choices]
+    head.bar_label(head.barh(list(choices), list(choices.values()), color=colors), fontsize=8, padding=3)
+    head.set_ylim(len(choices) - 0.5, -0.5)
+    drawing.set_title(head, f"layer {layer}, by {rule}", large=True)
+    for axes, ((kind, name, dataset), rows) in zip(panels, groups.items(), strict=True):
+        drawing.draw_points(axes, rows["layer"].to_list(), rows["value"].to_list())
+        drawing.set_title(axes, f"{name}: {dataset}" if kind == "score" else str(name))
     for axes in figure.axes:
         drawing.draw_rule(axes, layer, chosen=True)
         drawing.layer_axis(axes, num_layers)
-    for row, (name, choice) in enumerate(choices.items()):
-        if name == rule:
-            drawing.draw_mark(head, "best", choice, row, large=True)
-        else:
-            drawing.draw_points(head, [choice], [row], "disc")
-        drawing.write(head, str(choice), (choice, row), bold=name == rule, va="center")
-    drawing.row_axis(head, [name.replace("+dataset", "+\ndataset") if len(name) > 30 else name for name in choices])
-    drawing.set_title(head, f"layer {layer}, by {rule}", large=True)
-    for axes, (kind, name, dataset) in zip(panels, names, strict=True):
-        rows = frame.filter(kind=kind, name=name, dataset=dataset).sort("layer")
-        drawing.draw_points(axes, rows["layer"].to_list(), rows["value"].to_list())
-        drawing.set_title(axes, f"{name}: {dataset}" if kind == "score" else name)
     return drawing.finish(figure)
-
-
-def model_label(frame: pl.DataFrame, model: object, revision: object, separator: str = " ") -> str:
-    """Return the model's name, and its revision if the frame holds several."""
-    several = frame.filter(pl.col("model") == model)["revision"].n_unique() > 1
-    return f"{model}{separator}{revision}" if several else str(model)

@@ -10,9 +10,9 @@ import polars as pl
 from midlayer_encoders.frame.schema import check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text
-from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, metric_texts, page_html
+from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, page_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,16 +35,12 @@ def steps_html(
     """
     measured = histories(frame)
     model, steps = str(frame["model"][0]).removeprefix("local/"), measured[0].steps
-    places = thinned(len(steps), _MAX_STEPS)
-    drawn_steps = {steps[place] for place in places}
-    drawn = frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn_steps))
-    curves = plot_steps_curves(drawn)
-    omitted = f"{len(places)} of the {len(steps)} steps are drawn here; all are in the numbers below and in the frame."
-    gaps = gap_text(curves, "Not measured, or not finite, somewhere")
+    drawn = [steps[place] for place in thinned(len(steps), _MAX_STEPS)]
+    curves = plot_steps_curves(frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn)))
     sections: dict[str, list[str]] = {
         "Metrics by layer, a curve for each step": [
-            omitted if len(places) < len(steps) else "",
-            f"Each metric on its own scale. Colors run from the first step to the last.{gaps}",
+            f"{len(drawn)} of {len(steps)} steps, each metric on its own scale. Colors run from the first step to the "
+            f"last.{gap_text(curves, 'Not measured, or not finite, somewhere')}",
             figure_html(curves, meanings=True),
         ],
         "The numbers, and which layers settle first": [
@@ -116,23 +112,20 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     return drawing.plot_panels(panels, max(history.layers[-1] for history in measured), ordered=len(steps))
 
 
-def _rows_of(frame: pl.DataFrame, history: History) -> pl.DataFrame:
-    return frame.filter(name=history.name, dataset=history.dataset)
-
-
 def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> dict[str, dict[str, Texts]]:
-    tables: dict[str, dict[str, Texts]] = {}
+    """Return the columns of each table by its caption."""
     ends = settled(frame, within=within)
-    for history in measured:
-        final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
-        changes = layer_changes(_rows_of(frame, history)).group_by("layer").agg(100 * pl.col("relative").mean())
-        captions = {
-            f"Metrics by layer at step {history.steps[-1]}": final,
-            "Mean change between successive steps, % of the metric's range": dict(changes.sort("layer").iter_rows()),
-        }
-        for caption, values in captions.items():
-            tables.setdefault(caption, {})[history.title] = metric_texts(values, values.values())
-        rows = _rows_of(ends, history).select("layer", "step").iter_rows()
-        steps: Texts = {layer: str(step) for layer, step in rows}
-        tables.setdefault("The step from which each layer is settled", {})[history.title] = steps
+    relative = 100 * pl.col("relative").mean()
+    changes = layer_changes(frame).group_by("name", "dataset", "layer").agg(relative).sort("layer")
+    captions = {
+        f"Metrics by layer at step {measured[0].steps[-1]}": ends.select("name", "dataset", "layer", "final"),
+        "Mean change between successive steps, % of the metric's range": changes,
+        "The step from which each layer is settled": ends.select("name", "dataset", "layer", "step"),
+    }
+    tables: dict[str, dict[str, Texts]] = {}
+    for caption, rows in captions.items():
+        for history in measured:
+            cells = rows.filter(name=history.name, dataset=history.dataset).drop("name", "dataset").iter_rows()
+            texts = {layer: str(x) if isinstance(x, int) else significant(x, zeros=True) for layer, x in cells}
+            tables.setdefault(caption, {})[history.title] = texts
     return tables

@@ -288,7 +288,6 @@ class SweepResult(Result):
             notes=[*self.sample_words(), *notes.remarks, *self._failure_lines()],
             baselines=self._labeled_baselines(),
             recipes=self._labeled_summaries() if self.parts else None,
-            gain=None if self.curves.average is None else self.gain(),
             sentences=self.verdict(),
             recipe_gains=self.gains() if self.parts else None,
         )

@@ -26,7 +26,7 @@ def test_models_share_the_row_of_their_metric() -> None:
     assert [[x for x, _ in span] for span in spans] == [[0, 0.7], [0, 0]]  # the second has too few layers
     assert (second.get_label(), points(second)) == ("n", [(0.9, 1.175)])
     (text,) = axes.texts
-    assert (text.get_text(), text.xy) == ("undefined", (0, 0.175))
+    assert (text.get_text(), text.get_position()) == ("undefined", (0, 0.175))
     low, high = axes.get_xlim()
     assert -0.1 < low < 0 < 1 < high < 1.1
 

@@ -45,20 +45,6 @@ def test_padded_range_holds_all_values(values: list[float]) -> None:
     assert low < min(values) <= max(values) < high
 
 
-@given(st.integers(0, 200), st.integers(3, 16))
-def test_layer_ticks_are_integers_from_zero_and_limited(num_layers: int, max_ticks: int) -> None:
-    ticks = drawing.layer_ticks(num_layers, max_ticks)
-    assert ticks[0] == 0
-    assert len(ticks) <= max_ticks
-    assert ticks[-1] <= num_layers
-    assert len({after - before for before, after in zip(ticks, ticks[1:], strict=False)}) <= 1
-
-
-@pytest.mark.parametrize("num_layers", [6, 12, 24, 30, 32, 48])
-def test_last_layer_of_common_models_has_a_tick(num_layers: int) -> None:
-    assert drawing.layer_ticks(num_layers, 7)[-1] == num_layers
-
-
 def test_numbers_are_formatted() -> None:
     assert [number(value) for value in (0.05, -12.34, math.inf, -math.inf)] == ["0.1", "−12.3", "∞", "−∞"]
     assert [signed(value) for value in (0.04, -0.04, 1.0)] == ["0.0", "0.0", "+1.0"]
@@ -87,18 +73,17 @@ def test_dots_marks_levels_and_texts_are_at_their_coordinates() -> None:
     axes = panel()
     drawing.draw_points(axes, [0, 1], [1.0, 2.0], "disc", style=1)
     drawing.draw_points(axes, [0.5, 1.5], [3.0, 3.0], "dot", style=2)
-    drawing.draw_mark(axes, "best", 1, 3.5, "layer 1: 3.5", large=True)
-    drawing.draw_mark(axes, "last", 3, 1.0)
+    drawing.draw_mark(axes, 1, 3.5, "layer 1: 3.5")
+    drawing.draw_mark(axes, 3, 1.0, best=False)
     drawing.draw_level(axes, 2.5, "level")
-    drawing.write(axes, "beside", (1, 0.5), bold=True)
     discs, dots = artists(axes, "dots")
     assert (points(discs), points(dots)) == ([(0, 1), (1, 2)], [(0.5, 3), (1.5, 3)])
     best, last = artists(axes, "mark")
     assert (points(best), to_hex(best.get_color())) == ([(1, 3.5)], LIGHT["best"])
-    assert (points(last), to_hex(last.get_color())) == ([(3, 1.0)], LIGHT["page"])
+    assert (points(last), to_hex(last.get_color())) == ([(3, 1.0)], LIGHT["ink"])
     (level,) = artists(axes, "level")
     assert (level.get_ydata()[0], level.get_label()) == (2.5, "level")
-    assert [text.get_text() for text in axes.texts] == ["layer 1: 3.5", "beside"]
+    assert [text.get_text() for text in axes.texts] == ["layer 1: 3.5"]
     drawing.value_axis(axes)
     low, high = axes.get_ylim()
     assert low < 1 < 3.5 < high
@@ -123,7 +108,7 @@ def test_amounts_far_apart_have_a_logarithmic_axis() -> None:
         (4.99, "linear", []),
         (5, "log", ["1", "2", "5"]),
         (99, "log", ["1", "2", "5", "10", "20", "50", "100"]),
-        (300, "log", ["1", "3", "10", "30", "100", "300"]),
+        (300, "log", ["1", "10", "100"]),
         (1000, "log", ["1", "10", "100", "1000"]),
     ],
 )
@@ -172,23 +157,11 @@ def test_long_curves_have_no_markers_and_levels_have_dashes_of_their_own() -> No
     assert len({str(level._unscaled_dash_pattern) for level in artists(axes, "level")}) == 3  # type: ignore[attr-defined]
 
 
-def test_short_texts_of_a_caption_are_not_broken() -> None:
-    axes = panel()
-    short, long = "a text of 31 characters, no mor", "a text of 32 characters, no more"
-    drawing.set_title(axes, "title", caption=[short, long, short])
-    first, *lines = axes.get_title(loc="left").split("\n")
-    assert first == "title"
-    assert max(map(len, lines)) <= 44
-    assert " · ".join([short.replace(" ", "\N{NO-BREAK SPACE}"), long]) in " ".join(lines)
-
-
 def test_text_of_a_mark_at_layer_zero_does_not_cover_the_axis() -> None:
     axes = panel()
     for layer in (0, 1):
-        drawing.draw_mark(axes, "best", layer, 1.0, "best", large=True)
-    drawing.draw_mark(axes, "last", 1, 1.0, "last", large=True)
-    assert [text.get_horizontalalignment() for text in axes.texts] == ["left", "center", "left"]
-    assert [text.get_weight() for text in axes.texts] == ["bold", "bold", "normal"]
+        drawing.draw_mark(axes, layer, 1.0, "best")
+    assert [text.get_horizontalalignment() for text in axes.texts] == ["left", "center"]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), ("", b"\x89PNG")])
@@ -199,17 +172,6 @@ def test_suffix_selects_the_format_of_a_figure(suffix: str, start: bytes, tmp_pa
     if suffix == ".png":
         with Image.open(path) as image:
             assert image.width == 150 * figure.get_size_inches()[0]
-
-
-def test_rows_are_named_once_in_a_figure() -> None:
-    figure, panels = drawing.panel_grid(2)
-    for axes in panels:
-        drawing.row_axis(axes, ["dime", "lidar"])
-        drawing.draw_points(axes, [0.5], [0], "disc")
-        drawing.set_title(axes, "p")
-    drawing.finish(figure).draw_without_rendering()
-    shown = [[label.label1.get_visible() for label in axes.yaxis.get_major_ticks()] for axes in panels]
-    assert shown == [[True, True], [False, False]]
 
 
 def test_names_are_not_parsed_as_formulas() -> None:

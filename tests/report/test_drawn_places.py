@@ -91,12 +91,12 @@ def test_selections_are_at_their_coordinates() -> None:
     figure = plot_selection(rows_frame(rows), layer=2, rule="auto", choices={"last": 4, "auto": 2}, num_layers=4)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 2, by auto", "acc: on score", "dime"]
     top, *panels = figure.axes
-    rule, *dots = top.lines
+    (rule,) = top.lines
     assert list(rule.get_xdata()) == [2, 2]
-    assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == [(4, 0), (2, 1)]
+    assert [(bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in top.patches] == [(4, 0), (2, 1)]
     assert [text.get_text() for text in top.get_yticklabels()] == ["last", "auto"]
     for panel in panels:
-        rule, line = panel.lines
+        line, rule = panel.lines
         assert list(rule.get_xdata()) == [2, 2]
         assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 4], [0.1, 0.2, 0.3])
 

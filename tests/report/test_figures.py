@@ -22,7 +22,7 @@ def test_each_metric_has_a_panel_with_its_values(names: tuple[str, ...]) -> None
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(names)
     for axes, name in zip(figure.axes, names, strict=True):
         assert list(axes.lines[0].get_ydata()) == frame.filter(pl.col("name") == name)["value"].to_list()
-        assert list(axes.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
+        assert [tick for tick in axes.get_xticks() if 0 <= tick <= 6] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_series_have_distinct_styles_and_a_legend() -> None:
@@ -58,10 +58,7 @@ def test_scores_show_the_average_and_every_task() -> None:
         task.name for task in scores.tasks
     ]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == [
-        f"last: {scores.average.last:.1f}",
-        f"layer {scores.average.best_layer}: {scores.average.best:.1f}",
-    ]
+    assert texts == [f"layer {scores.average.best_layer}: {scores.average.best:.1f}"]
 
 
 @pytest.mark.long
@@ -89,8 +86,6 @@ def test_baseline_is_a_level_in_the_panel_of_its_task() -> None:
     assert not artists(first, "level")
     levels = [(level.get_ydata()[0], level.get_label()) for level in artists(second, "level")]
     assert levels == [(70.0, "TF-IDF"), (80.0, "MiniLM")]
-    caption = second.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
-    assert caption.endswith("TF-IDF 70.0 · MiniLM 80.0")
     tfidf = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
     average_axes = plot_summary(scores, {"TF-IDF": tfidf, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
     assert [level.get_ydata()[0] for level in artists(average_axes, "level")] == [60.0]

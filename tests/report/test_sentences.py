@@ -32,7 +32,7 @@ def test_sentence_about_recipes_states_layer_score_and_both_gains() -> None:
         "one-word at layer 6 of 8 scores 61.8, 1.8 points more than at its last layer."
     )
     assert recipe_words({"plain": prompted, "one-word": plain}) == (
-        "plain at layer 6 of 8 scores 61.8: no recipe is better than the plain text here."
+        "plain at layer 6 of 8 scores 61.8: nothing else that was compared is better."
     )
 
 

@@ -154,7 +154,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
 
 def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
     page = steps_html(make_history({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
-    assert "31 of the 154 steps are drawn here" in page
+    assert "31 of 154 steps, each metric on its own scale" in page
     assert "<dt>Steps</dt><dd>0, 1, 2, " in page
 
 

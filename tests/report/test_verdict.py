@@ -34,7 +34,10 @@ def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(tmp_path: Pa
     first, layer, tfidf, hint = result.verdict()
     assert first == f"MiniLM scores 84.3 on tickets, {LEAD}."
     assert layer.startswith("Layer 1 of 2 scores 80.7 on tickets, 5.7 points more than the last layer (75.0), 95 % ")
-    assert tfidf == "TF-IDF scores 50.0, 30.7 points less (no interval: tickets was not resampled)."
+    assert (
+        tfidf
+        == "TF-IDF scores 50.0 on tickets, 30.7 points less than the best layer (no interval: tickets was not resampled)."
+    )
     sentences = " ".join([first, layer, tfidf, hint])
     lines = printed(print_sweep, result)
     assert sentences in " ".join(lines)
@@ -48,7 +51,10 @@ def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(tmp_path: Pa
 def test_verdict_of_baseline_behind_begins_with_the_layer(tmp_path: Path) -> None:
     layer, minilm, _ = make_result(tmp_path, 0.8).verdict()
     assert layer.startswith("Layer 1 of 2 scores 80.7 on tickets, ")
-    assert minilm == "MiniLM scores 80.0, 0.7 points less (95 % interval −2.6 to +0.3: the two are not separable)."
+    assert minilm == (
+        "MiniLM scores 80.0 on tickets, 0.7 points less than the best layer (95 % interval −2.6 to +0.3: the two are not "
+        "separable)."
+    )
 
 
 def test_verdict_of_recipes_compares_the_best_with_baselines(tmp_path: Path) -> None:
@@ -56,20 +62,23 @@ def test_verdict_of_recipes_compares_the_best_with_baselines(tmp_path: Path) -> 
     echo = make_sweep(tmp_path / "echo", {"tickets-0a1b2c3d": [0.5, 0.6, 0.9]})
     first, *others = SweepResult.of({"plain": plain, "echo": echo}, tmp_path).verdict()
     assert first.startswith("echo at layer 2 of 2 scores 90.0: 9.3 points more")
-    assert others[0].startswith("MiniLM scores 84.3, 5.7 points less (")
+    assert others[0].startswith("MiniLM scores 84.3 on tickets, 5.7 points less than the best layer (")
 
 
 @pytest.mark.parametrize(
     ("points", "sentence"),
     [
-        ({0: 50.0, 1: 50.04, 2: 50.0}, "All 3 layers score the same on STS: 50.0."),
-        ({0: 50.0, 1: 40.0, 2: 50.0}, "Layer 0 of 2 scores 50.0 on STS, as much as the last layer."),
+        ({0: 50.0, 1: 50.04, 2: 50.0}, "No layer scores more than the last layer: 50.0 on STS."),
+        ({0: 50.0, 1: 40.0, 2: 50.0}, "No layer scores more than the last layer: 50.0 on STS."),
     ],
 )
-def test_verdict_of_equal_layers_says_that_they_tie(points: dict[int, float], sentence: str) -> None:
+def test_verdict_of_equal_layers_names_no_layer(points: dict[int, float], sentence: str) -> None:
     curve = Curve("STS", "spearman", points)
     scores = Summary("m", "main", 2, (curve,), curve, (), ())
-    assert verdict(scores, leads={"TF-IDF": Gain(0.01)}) == [sentence, "TF-IDF scores as much."]
+    assert verdict(scores, leads={"TF-IDF": Gain(0.01)}) == [
+        sentence,
+        "TF-IDF scores 50.0 on STS, 0.0 points more than the best layer.",
+    ]
 
 
 def test_json_of_sweep_has_names_without_digests_and_defaults(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
             drawing.draw_level(axes, teacher[name], _TEACHER)
         drawing.layer_axis(axes, max(curve.last_layer for curve in by_time.values()))
         ends = " to ".join(number(curve.last) for curve in by_time.values())
-        drawing.set_title(axes, name, [f"{ends} at the last"])
+        drawing.set_title(axes, name, f"{ends} at the last")
     return drawing.finish(figure)
 
 
