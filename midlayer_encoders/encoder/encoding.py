@@ -174,7 +174,7 @@ def _check_ids(encoder: Any, ids: Tensor | None) -> None:
     """Raise if a token has no embedding because only the tokenizer was extended."""
     if ids is None or encoder.tokenizer is None or not ids.numel():
         return
-    path = None if encoder.stack is None else encoder.stack.embeddings
+    path = encoder.stack and encoder.stack.embeddings
     size = getattr(encoder.transformer.get_submodule(path), "num_embeddings", None) if path else None
     if size is not None and len(encoder.tokenizer) > size and (last := int(ids.max())) >= size:
         raise OptionError(

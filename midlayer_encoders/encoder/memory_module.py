@@ -1,8 +1,9 @@
-"""A module in memory as the first module of an encoder: its copy is cut, verified, and read with hooks."""
+"""A module in memory as the first module of an encoder: a copy of it is verified, and read with hooks."""
 
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +18,7 @@ from midlayer_encoders.encoder.probes import RUN_ERRORS, Features, probe_feature
 from midlayer_encoders.errors import CutError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import find_anatomy, mark_padding, resolve_layer, suffers_from_padding
-from midlayer_encoders.models.cut import Cut, cut_model
+from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import accepted_arguments, captured, final_norm
 from midlayer_encoders.validation import check_choice
 
@@ -28,7 +29,7 @@ _CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def cut_module(
+def read_module(
     module: Any,
     layer: Layer,
     norm: Norm,
@@ -37,7 +38,7 @@ def cut_module(
     blocks: str | None,
     final: Sequence[str] | None,
 ) -> tuple[Any, Cut]:
-    """Return the first module of an encoder and its cut; the arguments are as in ``LayerEncoder.from_module``."""
+    """Return the first module of an encoder and its layer; the arguments are as in ``LayerEncoder.from_module``."""
     media = ("text",) if isinstance(processor, PreTrainedTokenizerBase) else ("text", "image", "audio")
     check_choice("medium", medium, media)
     module = getattr(module, "_orig_mod", module)  # the module inside `torch.compile`
@@ -49,7 +50,7 @@ def cut_module(
         )
     anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
     number = resolve_layer(layer, anatomy.num_layers, name=type(module).__name__)
-    cut = Cut(anatomy, number, norm, max(number, 1), "last_hidden_state")  # layer 0 is the input of a block
+    cut = Cut(anatomy, number, norm, anatomy.num_layers, None)
     try:
         copied = copy.deepcopy(module).eval()
     except Exception as reason:  # whatever its attributes raise
@@ -57,7 +58,7 @@ def cut_module(
             f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not: {reason}."
         ) from reason
     first = MemoryModule(copied, processor, cut, medium)
-    _check_module(first, cut, module, find_final=final is None)
+    _check_module(first, cut, find_final=final is None)
     return first, cut
 
 
@@ -65,10 +66,10 @@ class MemoryModule(InputModule):
     """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
 
     Args:
-        model: uncut, or cut after the layer, or after the first block for layer 0.
+        model: the model; blocks after the layer do not run.
         processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
             argument) or to a mapping of tensors (keyword arguments).
-        cut: the cut of the model.
+        cut: the layer to read.
         medium: the medium of the inputs.
     """
 
@@ -87,14 +88,10 @@ class MemoryModule(InputModule):
         self.final = list(cut.anatomy.final)
         self.layer = cut.layer
         self.norm = cut.norm
-        self.take_model(model)
+        self.model = model
+        self.anatomy = cut.anatomy
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._arguments = list(inspect.signature(model.forward).parameters)
-
-    def take_model(self, model: nn.Module) -> None:
-        """Read the layers of a model, which may have been cut."""
-        self.model = model
-        self.anatomy = find_anatomy(model, blocks=self.blocks, final=tuple(self.final))
 
     @property
     def modalities(self) -> list[Any]:
@@ -143,50 +140,44 @@ class MemoryModule(InputModule):
         )
 
 
-@torch.no_grad()
-def _check_module(first: MemoryModule, cut: Cut, uncut: nn.Module, *, find_final: bool) -> None:
-    """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
+def _check_module(first: MemoryModule, cut: Cut, *, find_final: bool) -> None:
+    """Raise unless hooks read the layer of a module in memory, alone and in a batch.
 
     Args:
-        first: the first module of the encoder, around an uncut copy of the module.
-        cut: the cut of the module.
-        uncut: the module itself.
+        first: the first module of the encoder, around a copy of the module.
+        cut: the plan of its hooks.
         find_final: replace the modules after the last block by those that a pass goes through.
 
     Raises:
         CutError: if the module has no well-defined layers.
         OptionError: if its processor pads without a mask.
     """
+    name = type(first.model).__name__
     alone, padded = probe_features(first)
     batch = alone if padded is None else padded
     record = _record_module(first, cut, batch)
     if find_final and cut.norm == "final":
-        first.final = list(_final_modules(record, cut, type(uncut).__name__))
-        first.take_model(first.model)
-    states, expected = token_states(first, alone), token_states(first, batch)
-    if states.ndim != 3 or len(states) != 1 or states.shape[-1] != expected.shape[-1]:
+        first.anatomy = replace(first.anatomy, final=_final_modules(record, cut, name))
+        first.final = list(first.anatomy.final)
+    states, batch_states = token_states(first, alone), token_states(first, batch)
+    if states.ndim != 3 or len(states) != 1 or states.shape[-1] != batch_states.shape[-1]:
         raise CutError(
-            f"The blocks of {type(uncut).__name__} ({first.blocks!r}) return states of shape {tuple(states.shape)} for "
-            "one input, but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
+            f"The blocks of {name} ({first.blocks!r}) return states of shape {tuple(states.shape)} for one input, but "
+            "their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
         )
     if padded is not None:
         verification.check_padding(first, states, padded)
-        _check_mask(first, alone, padded, states.shape[1], expected.shape[1])
+        _check_mask(first, alone, padded, states.shape[1], batch_states.shape[1])
     recorded = record.outputs[cut.layer - 1] if cut.layer else record.inputs[0]
-    is_exact = torch.equal(final_norm(first.model, first.anatomy, cut.norm)(recorded), expected)
-    if is_exact and not _cut_is_exact(first, cut, batch, expected):  # its forward pass depends on the number of blocks
-        is_sensitive = suffers_from_padding(first.model)
-        first.take_model(copy.deepcopy(uncut).eval())
-        if is_sensitive:
-            mark_padding(first.model)
-        is_exact = torch.equal(expected, token_states(first, batch))
-    if not is_exact:
+    with torch.no_grad():
+        expected = final_norm(first.model, first.anatomy, cut.norm)(recorded)
+    if not torch.equal(expected, batch_states):
         raise CutError(
-            f"{type(uncut).__name__} gives other states for the same input in a second pass: it is random, or a pass "
-            "changes it."
+            f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it."
         )
 
 
+@torch.no_grad()
 def _record_module(first: MemoryModule, cut: Cut, batch: Features) -> verification.Record:
     """Return the states of a pass through all blocks, or raise if they are not those of a stack."""
     name = type(first.model).__name__
@@ -209,14 +200,6 @@ def _record_module(first: MemoryModule, cut: Cut, batch: Features) -> verificati
             cure = "Make the change inside a block, such as a residual sum."
             raise CutError(verification.ambiguous(name, layer, cure))
     return record
-
-
-def _cut_is_exact(first: MemoryModule, cut: Cut, batch: Features, expected: Tensor) -> bool:
-    first.take_model(cut_model(first.model, cut))
-    try:
-        return torch.equal(expected, token_states(first, batch))
-    except RUN_ERRORS:
-        return False
 
 
 def _final_modules(record: verification.Record, cut: Cut, name: str) -> tuple[str, ...]:

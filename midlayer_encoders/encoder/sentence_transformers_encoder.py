@@ -33,7 +33,7 @@ from midlayer_encoders.encoder.spec import encoder_spec
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import hub
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
@@ -82,7 +82,7 @@ class LayerEncoder(SentenceTransformer):
     max_pixels: int
     saved: SavedFolder
     counting: TokenSelector
-    stack: Anatomy | None  # of the cut model; None for a module in memory and for a joint model
+    stack: Anatomy | None  # of the cut model; None for a joint model
     makes_one_size: bool  # whether its processor brings images to one size
     warned: set[str]  # topics of the warnings that were logged
     selection: Selection | None = None
@@ -135,13 +135,15 @@ class LayerEncoder(SentenceTransformer):
             keywords: options of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
                 ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
         """
-        from midlayer_encoders.encoder.memory_module import cut_module
+        from midlayer_encoders.encoder.memory_module import read_module
 
         options = make_options(keywords)
         options.check_for_module()
-        first, cut = cut_module(module, layer, options.norm, processor, medium, blocks, final)
+        first, cut = read_module(module, layer, options.norm, processor, medium, blocks, final)
         encoder = cls.__new__(cls)
-        build.assemble(encoder, f"module/{type(first.model).__name__}", first, cut, None, options, SavedFolder())
+        build.assemble(
+            encoder, f"module/{type(first.model).__name__}", first, cut, first.anatomy, options, SavedFolder()
+        )
         return encoder
 
     @classmethod
@@ -212,7 +214,7 @@ class LayerEncoder(SentenceTransformer):
                 f"`encoder` must have layers that one pass can read, but {self.name} changes its states after its last "
                 "block. Read one layer at a time with `encode`, or pass norm='none'."
             )
-        return first.anatomy if self.in_memory else self.stack or find_anatomy(first.model)
+        return cast(Anatomy, self.stack)
 
     @property
     def layers(self) -> LayerArgument:
@@ -231,7 +233,7 @@ class LayerEncoder(SentenceTransformer):
     def kept_blocks(self, layer: int) -> list[tuple[Anatomy, int]]:
         """Return each stack of blocks of the whole model, with the number that the encoder of a layer keeps."""
         if self.in_memory:
-            return [(self.anatomy, max(layer, 1))]
+            return [(self.anatomy, self.num_layers)]
         config = getattr(self.transformer, "config", None)
         return [(self.anatomy, plan_cut(self.anatomy, layer, self.norm, config=config).keep)]
 

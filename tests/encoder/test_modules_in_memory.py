@@ -327,8 +327,6 @@ def test_every_layer_is_that_of_the_uncut_module(make: type[Model], tmp_path: Pa
         expected = np.stack([expected_vector(model, text, layer) for text in TEXTS])
         np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
         np.testing.assert_allclose(encoder.encode_layers(TEXTS)[layer], expected, atol=1e-6)
-        size = len(encoder.transformer.blocks)  # type: ignore[arg-type]
-        assert size == (DEPTH if make is ScaledEmbeddings or (make is Reversed and layer) else max(layer, 1))
     assert len(model.blocks) == DEPTH
     with pytest.raises(CutError, match="is a module in memory"):
         encoder.save_pretrained(str(tmp_path))

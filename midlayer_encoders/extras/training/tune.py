@@ -34,7 +34,7 @@ _TRIED = 64  # texts in which a token must be maskable
 
 _CHUNK = 4096  # texts whose vectors are one file, so that an interrupted run resumes
 _BATCH = 64
-_LOADING_OPTIONS = {"dtype", "device", "device_map", "trust_remote_code", "cache_folder", "token", "local_files_only"}
+_LOADING_OPTIONS = {"dtype", "trust_remote_code", *option_names("none")}
 
 
 def tune(
