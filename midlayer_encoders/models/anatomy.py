@@ -252,13 +252,11 @@ def _empty_list(model: nn.Module) -> str:
 
 
 def _check_list_path(model: nn.Module, path: str) -> str:
-    modules = dict(model.named_modules())
-    lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     if path not in lists:
-        problem = f"{path!r} is a {type(modules[path])}" if path in modules else f"it has no {path!r}"
         raise AnatomyError(
-            f"`blocks` must be the path of an `nn.ModuleList` or `nn.Sequential` in {type(model).__name__}, but "
-            f"{problem}. Its lists are: {', '.join(map(repr, lists)) or 'none'}."
+            f"`blocks` must be the path of an `nn.ModuleList` or `nn.Sequential` in {type(model).__name__}, but got "
+            f"{path!r}. Its lists are: {', '.join(map(repr, lists)) or 'none'}."
         )
     return path
 

@@ -143,7 +143,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
         empty = _empty_like(model) if depth_changes else None
         while len(blocks) < cut.keep:  # only its input is read
             new = None if empty is None else empty.get_submodule(anatomy.blocks)[len(blocks)]  # type: ignore[index]
-            blocks.append(_copied(blocks[-1], len(blocks)) if new is None else _zeroed(copy.deepcopy(new), blocks[-1]))
+            blocks.append(copy.deepcopy(blocks[-1]) if new is None else _zeroed(copy.deepcopy(new), blocks[-1]))
         del blocks[cut.keep :]
         if empty is not None:
             _fit_parts(model, empty, anatomy.blocks)
@@ -219,14 +219,6 @@ def at_depth(model: nn.Module, cut: Cut) -> AbstractContextManager[Any]:
     depth = None if cut.anatomy.shared else len(model.get_submodule(cut.anatomy.blocks))  # type: ignore[arg-type]
     counts = [name for name in internals.COUNTS if depth is not None and settings.get(name) == depth]
     return mock.patch.dict(settings, dict.fromkeys(counts, cut.anatomy.num_layers))
-
-
-def _copied(block: nn.Module, position: int) -> nn.Module:
-    copied = copy.deepcopy(block)
-    for module in copied.modules():
-        if hasattr(module, "layer_idx"):  # its index in a key-value cache
-            module.layer_idx = position  # type: ignore[assignment]
-    return copied
 
 
 def _silence(block: nn.Module) -> None:

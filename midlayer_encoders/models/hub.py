@@ -183,35 +183,32 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
     unknown = f"`model` must be a folder or a name on the hub, but {where} is neither." + (
         built_in or " Check the spelling; for a private model run `hf auth login`."
     )
-    problems: dict[type[Exception], str] = {
-        errors.RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, "
-        f"but it has no {revision!r}.",
-        errors.GatedRepoError: f"{where} is gated: request access at {constants.ENDPOINT}/{model}, then run "
-        "`hf auth login` or set HF_TOKEN.",
-        errors.RepositoryNotFoundError: unknown,
-        errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
-        errors.HFValidationError: unknown,
-    }
     try:
         if "local_files_only" in access:
             raise errors.OfflineModeIsEnabled("`local_files_only` is True")
-        url = hf_hub_url(model, filename, revision=revision)
-        get_hf_file_metadata(url, token=access.get("token"), timeout=_TIMEOUT)
-    except tuple(problems) as reason:
-        raise ModelNotFoundError(next(text for kind, text in problems.items() if isinstance(reason, kind))) from None
+        get_hf_file_metadata(
+            hf_hub_url(model, filename, revision=revision), token=access.get("token"), timeout=_TIMEOUT
+        )
+        return False
+    except errors.RevisionNotFoundError:
+        problem = f"`revision` must be a branch, tag or commit of {model!r} on the hub, but it has no {revision!r}."
+    except errors.GatedRepoError:
+        page = f"{constants.ENDPOINT}/{model}"
+        problem = f"{where} is gated: request access at {page}, then run `hf auth login` or set HF_TOKEN."
+    except errors.EntryNotFoundError:
+        problem = f"{where} has no {filename} on the hub: it is not a transformers model."
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        problem = unknown
     except Exception as reason:  # each transport has its own errors
         cached = try_to_load_from_cache(model, filename, cache_dir=access.get("cache_dir"), revision=revision)
         if isinstance(cached, str):
             return True
         cause = "`local_files_only` is True" if "local_files_only" in access else _cause(reason)
         fetch = shlex.join(["hf", "download", model, *(["--revision", revision] if revision else [])])
-        raise ModelNotFoundError(
-            unknown
-            if built_in
-            else f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
-            f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
-        ) from None
-    return False
+        offline = f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
+        cure = f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
+        problem = unknown if built_in else offline + cure
+    raise ModelNotFoundError(problem) from None
 
 
 def _cause(reason: Exception) -> str:
@@ -322,16 +319,15 @@ def weight_files(model: str, revision: str | None = None, *, local: bool) -> dic
 def read_index(index: Path) -> dict[str, str]:
     """Return the file of each weight from an index, or raise if it is damaged or names files outside its folder."""
     try:
-        content = read_json(index)
-        weight_map: dict[str, str] = content["weight_map"]
-        files = [PurePath(name) for name in weight_map.values()]
+        weight_map: dict[str, str] = read_json(index)["weight_map"]
+        outside = [name for name in weight_map.values() if PurePath(name).is_absolute() or ".." in PurePath(name).parts]
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as reason:
         raise ModelNotFoundError(
             f"{index} must be a JSON object whose 'weight_map' has the file of each weight, but is damaged. "
             "Download it again."
         ) from reason
-    if outside := next((file for file in files if file.is_absolute() or ".." in file.parts), None):
-        raise ModelNotFoundError(f"{index} must name files of its own folder, but names {str(outside)!r}.")
+    if outside:
+        raise ModelNotFoundError(f"{index} must name files of its own folder, but names {outside[0]!r}.")
     return weight_map
 
 

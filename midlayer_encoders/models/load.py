@@ -17,7 +17,7 @@ from torch import nn
 
 from midlayer_encoders import errors
 from midlayer_encoders._types import LayerArgument, Norm
-from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
@@ -27,7 +27,7 @@ from midlayer_encoders.models.hub import Location, access_options, load_config, 
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
-_MOST_BLOCKS = 4096
+_MAX_BLOCKS = 4096
 _MAX_PER_BYTE = 8  # parameters in a byte of quantized weights
 _UNSAVED = 10**7  # parameters that files may lack, such as a pooler's
 _MAX_NAMED = 10  # missing weights that an error names
@@ -61,42 +61,36 @@ def open_model(
         from midlayer_encoders.extras.quantization import quantized_options
 
         options |= quantized_options(quantization, options, config)
-    with internals.LOADING:
-        complete = _complete_model(config, model, trust_remote_code)
-        _check_files(complete, model)
+    try:
+        with internals.LOADING:
+            complete = _empty(config, trust_remote_code)
+    except (MidlayerError, ImportError):
+        raise
+    except Exception as reason:  # invalid configs fail in their own ways
+        cure = "Correct its code or config.json" if trust_remote_code else "Correct its config.json"
+        raise ModelNotFoundError(
+            f"{model!r} cannot be built: {errors.error_summary(reason)}. {cure}, or download it again."
+        ) from reason
+    _check_files(complete, model)
     return ModelFiles(location, config, complete, options, adapters)
 
 
 def _checked(config: Any, model: str) -> Any:
-    """Return a config without key-value caches; raise if a setting is NaN, or counts more blocks than a model has.
+    """Return a config without key-value caches; raise if a setting counts more blocks than a model has.
 
     Building millions of blocks would take hours. A hybrid that is cut before its first attention block cannot get the
     text's length from its cache.
     """
-    if (name := _nan_setting(config.to_dict())) is not None:
-        raise ModelNotFoundError(
-            f"`{name}` in the config of {model!r} must be a number, but is NaN. Correct its config.json."
-        )
     for part in (config, *vars(config).values()):
         if getattr(part, "use_cache", None) is True:
             part.use_cache = False
         for name in internals.COUNTS:
-            count = getattr(part, name, None)
-            if isinstance(count, int) and not 0 <= count <= _MOST_BLOCKS:
+            if isinstance(count := getattr(part, name, None), int) and not 0 <= count <= _MAX_BLOCKS:
                 raise ModelNotFoundError(
-                    f"`{name}` in the config of {model!r} must be in [0, {_MOST_BLOCKS:,}], but is {count:,}. "
+                    f"`{name}` in the config of {model!r} must be in [0, {_MAX_BLOCKS:,}], but is {count:,}. "
                     "Correct its config.json, or download it again."
                 )
     return config
-
-
-def _nan_setting(value: Any) -> str | None:
-    """Return the name of a setting that is NaN, or ``None``; empty for a value that is NaN itself."""
-    if isinstance(value, Mapping):
-        return next((name for name, entry in value.items() if _nan_setting(entry) is not None), None)
-    if isinstance(value, list | tuple):
-        return next((name for name in map(_nan_setting, value) if name is not None), None)
-    return "" if value != value else None
 
 
 def _check_files(complete: nn.Module, model: str) -> None:
@@ -271,10 +265,7 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     import transformers
 
     if (encoder := internals.encoder_part(config)) is not None:
-        try:
-            return internals.empty_model(encoder.kind, encoder.config)
-        except (TypeError, AttributeError, ValueError) as reason:
-            raise CutError(f"The encoder of {type(config).__name__} does not work on its own: {reason}") from reason
+        return internals.empty_model(encoder.kind, encoder.config)
     if getattr(config, "is_encoder_decoder", False):
         raise CutError(
             f"{type(config).__name__} has an encoder and a decoder, and its encoder is not a model on its own, so "
@@ -282,19 +273,6 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
         )
     internals.forget_remote_model(config)
     return internals.empty_model(transformers.AutoModel.from_config, config, trust_remote_code=trust_remote_code)
-
-
-def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
-    """Return the complete model without weights, or raise if its config or its own code is invalid."""
-    try:
-        return _empty(config, trust_remote_code)
-    except (MidlayerError, ImportError):
-        raise
-    except Exception as reason:  # invalid configs fail in their own ways
-        cure = "Correct its code or config.json" if trust_remote_code else "Correct its config.json"
-        raise ModelNotFoundError(
-            f"{model!r} cannot be built: {errors.error_summary(reason)}. {cure}, or download it again."
-        ) from reason
 
 
 def _empty_part(complete: Any, path: str) -> Any:
@@ -326,7 +304,14 @@ def check_cut(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]],
             "Its layers cannot be read by cutting."
         )
     for anatomy, keep in depths:
-        _check_blocks(complete, cut, anatomy, keep)
+        if anatomy.shared and anatomy.num_blocks > 1 and keep != anatomy.num_layers:
+            raise CutError(f"{name} shares {anatomy.num_blocks} groups over its layers: a cut would reshuffle them.")
+        for block in () if anatomy.shared else range(min(keep, anatomy.num_blocks)):
+            path = f"{anatomy.blocks}.{block}"
+            before, after = (_settings(model.get_submodule(path)) for model in (complete, cut))
+            if changed := [key for key in before | after if not _agree(after.get(key), before.get(key))]:
+                difference = f"`{changed[0]}` is {after.get(changed[0])!r} instead of {before.get(changed[0])!r}"
+                raise CutError(f"Block {block + 1} of {name} is set otherwise in a cut model: {difference}.")
 
 
 def _shapes(model: nn.Module, ignored: Sequence[tuple[Anatomy, range]]) -> dict[str, torch.Size]:
@@ -335,33 +320,16 @@ def _shapes(model: nn.Module, ignored: Sequence[tuple[Anatomy, range]]) -> dict[
     return {name: value.shape for name, value in model.state_dict().items() if not name.startswith(prefixes)}
 
 
-def _check_blocks(complete: Any, cut: Any, anatomy: Anatomy, keep: int) -> None:
-    name = type(complete).__name__
-    if anatomy.shared:
-        if anatomy.num_blocks > 1 and keep != anatomy.num_layers:
-            raise CutError(f"{name} shares {anatomy.num_blocks} groups over its layers: a cut would reshuffle them.")
-        return
-    for layer in range(1, min(keep, anatomy.num_blocks) + 1):
-        path = f"{anatomy.blocks}.{layer - 1}"
-        if (difference := _difference(complete.get_submodule(path), cut.get_submodule(path))) is not None:
-            raise CutError(f"Block {layer} of {name} is set otherwise in a cut model: {difference}.")
-
-
-def _difference(complete_block: nn.Module, cut_block: nn.Module) -> str | None:
-    """Describe the first setting in which two blocks differ; dropout, which acts in training only, is ignored."""
-    expected = dict(complete_block.named_modules())
-    actual = dict(cut_block.named_modules())
-    for path in [path for path in expected | actual if "drop" not in path]:
-        before, after = expected.get(path), actual.get(path)
-        if type(before).__name__ != type(after).__name__:
-            return f"`{path}` is {type(after).__name__} instead of {type(before).__name__}"
-        for name, value in vars(before).items():
-            if name.startswith("_") or name == "training" or "drop" in name or not _is_plain(value):
-                continue
-            other = vars(after).get(name)
-            if not _agree(other, value):
-                return f"`{path}.{name}` is {other!r} instead of {value!r}".replace("`.", "`")
-    return None
+def _settings(block: nn.Module) -> dict[str, Any]:
+    """Return the class and the plain settings of each module of a block, except of dropout, which acts in training."""
+    settings: dict[str, Any] = {}
+    for path, module in block.named_modules():
+        if "drop" not in path:
+            settings[path] = type(module).__name__
+            for name, value in vars(module).items():
+                if not name.startswith("_") and name != "training" and "drop" not in name and _is_plain(value):
+                    settings[f"{path}.{name}".lstrip(".")] = value
+    return settings
 
 
 def _agree(cut: Any, complete: Any) -> bool:
@@ -373,9 +341,9 @@ def _agree(cut: Any, complete: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a number, a string, ``None``, or a sequence of them."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, int | float | str | bool | None)
+    return (
+        all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | str | None)
+    )
 
 
 def keep_weights_unchanged(model: nn.Module) -> None:
@@ -404,8 +372,6 @@ def read_weights(
     Raises:
         ModelNotFoundError: if the files cannot be read, or lack a weight that affects the states.
     """
-    if options["dtype"] not in ("auto", None) and not options["dtype"].is_floating_point:
-        raise OptionError(f"`dtype` must be a floating point type, but got {options['dtype']}.")
     options = {key: value for key, value in options.items() if value is not None}
     options |= {"config": config, "ignore_mismatched_sizes": True}
     try:

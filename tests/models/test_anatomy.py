@@ -96,7 +96,7 @@ def test_plain_module_with_a_path_to_its_blocks() -> None:
 def test_plain_module_error_names_the_fix() -> None:
     with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass one as `blocks`"):
         find_anatomy(Plain())
-    with pytest.raises(AnatomyError, match=r"has no 'stage'. Its lists are: 'stages', 'other'"):
+    with pytest.raises(AnatomyError, match=r"but got 'stage'. Its lists are: 'stages', 'other'"):
         find_anatomy(Plain(), blocks="stage")
     with pytest.raises(AnatomyError, match="has no list of like blocks"):
         find_anatomy(nn.Linear(2, 2))

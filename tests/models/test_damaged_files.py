@@ -46,13 +46,6 @@ def message(folder: Path, error: type[MidlayerError] = ModelNotFoundError) -> st
     return text
 
 
-@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_parameters"])
-def test_encoder_nan_in_a_config_is_named(name: str, folder: Path) -> None:
-    values = {"rms_norm_eps": float("nan"), "rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}
-    edit_config(folder, **{name: values[name]})
-    assert f"`{name}` in the config of {str(folder)!r} must be a number, but is NaN" in message(folder)
-
-
 @pytest.mark.parametrize("setting", ["hidden_size", "intermediate_size", "vocab_size"])
 @pytest.mark.parametrize("size", [10**7, 10**12])
 def test_encoder_config_larger_than_the_files_is_refused(setting: str, size: int, folder: Path) -> None:

@@ -189,8 +189,8 @@ def change_epsilon(block: Any) -> None:
         (change_attribute, r"`residual_scale` is 0\.5 instead of 1\.0"),
         (change_submodule, r"`self_attn\.scaling` is 0\.7"),
         (change_tuple, r"`self_attn\.window` is \(4, 4\) instead of \(8, 8\)"),
-        (change_activation, "`mlp.act_fn` is Tanh instead of SiLUActivation"),
-        (add_module, "`extra` is Identity instead of NoneType"),
+        (change_activation, "`mlp.act_fn` is .Tanh. instead of .SiLUActivation."),
+        (add_module, "`extra` is .Identity. instead of None"),
         (change_epsilon, "`input_layernorm.variance_epsilon` is 0.1 instead of"),
     ],
 )
