@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.models.anatomy import prefix_counts
 from midlayer_encoders.models.hub import local_only
-from midlayer_encoders.models.load import prefix_counts
 
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 

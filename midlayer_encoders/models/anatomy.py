@@ -6,7 +6,8 @@ tree find every part; tables list the few families that break a rule.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -357,3 +358,12 @@ def suffers_from_padding(model: nn.Module) -> bool:
 def mark_padding(model: nn.Module) -> None:
     """Record that padding changes the states of a model."""
     setattr(model, _SENSITIVE, True)
+
+
+def prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
+    """Count the prefixes of dotted names after which the rest of the name fits."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        steps = name.split(".")
+        counts.update(".".join(steps[:n]) for n in range(len(steps)) if fits(".".join(steps[n:])))
+    return counts

@@ -98,7 +98,18 @@ def locate(model: str, revision: str | None = None, file: str | None = None) -> 
         return Location(folder, revision, None if folder == model else model)
     from midlayer_encoders.extras.gguf.cache import converted_folder
 
-    return converted_folder(folder, name, revision, f"{folder}/{name}" if folder == model else model)
+    shown = f"{folder}/{name}" if folder == model else model
+    return Location(*converted_folder(_gguf_path(folder, name, revision), shown))
+
+
+def _gguf_path(model: str, gguf_file: str, revision: str | None) -> Path:
+    """Return the path of a GGUF file of a model, which is downloaded if it is on the hub."""
+    folder = expand_home(model)
+    if folder.is_dir() and not (folder / gguf_file).is_file():
+        names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
+        raise ModelNotFoundError(f"There is no file {str(folder / gguf_file)!r}. GGUF files there: {names}.")
+    local = local_only(model, revision, filename=gguf_file)
+    return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 
 
 def split_file(model: str, file: str | None = None) -> tuple[str, str | None]:

@@ -6,8 +6,7 @@ shapes and settings as in the complete model; other families are refused.
 
 import pickle
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, M
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, prefix_counts
 from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cut
 from midlayer_encoders.models.hub import Location, access_options, load_config, local_only, read_index, weight_files
 
@@ -230,15 +229,6 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
         return f".{prefix}".endswith(f".{path}"), part_name in prefix.split("."), counts[prefix]
 
     return max(counts, key=rank, default=None)
-
-
-def prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
-    """Count the prefixes of dotted names after which the rest of the name fits."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        steps = name.split(".")
-        counts.update(".".join(steps[:n]) for n in range(len(steps)) if fits(".".join(steps[n:])))
-    return counts
 
 
 def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:

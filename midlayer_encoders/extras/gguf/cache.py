@@ -29,7 +29,6 @@ from midlayer_encoders.extras.gguf.config import pooling_name, read_config
 from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
 from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 from midlayer_encoders.extras.gguf.weights import read_weights
-from midlayer_encoders.models.hub import Location, local_only, model_file
 from midlayer_encoders.models.transformers_internals import LOADING
 
 #: Environment variable: the folder of converted models, or ``0`` to convert a file once in each process.
@@ -65,12 +64,11 @@ class GgufWeights:
             return read_weights(read_gguf(self.path), complete, blocks)
 
 
-def converted_folder(model: str, gguf_file: str, revision: str | None, shown: str) -> Location:
-    """Return the folder of a file's config, tokenizer and modules, and the function that reads its weights.
+def converted_folder(path: Path, shown: str) -> tuple[str, None, str, str, GgufWeights]:
+    """Return the fields of a file's location: the folder of its config, tokenizer and modules, and its weights.
 
     The folder is in the user's cache, or temporary if the cache is off or not writable. Errors call the file ``shown``.
     """
-    path = _local_path(model, gguf_file, revision)
     if importlib.util.find_spec("gguf") is None:
         raise MidlayerError("`gguf_file` needs the gguf package: pip install 'midlayer-encoders[demo]'.")
     with _named_errors(shown):
@@ -81,7 +79,7 @@ def converted_folder(model: str, gguf_file: str, revision: str | None, shown: st
             _write(folder, file)
         if root is not None:
             _remove_unused(root)
-    return Location(str(folder), None, shown, str(folder / TOKENIZER), GgufWeights(path, shown))
+    return str(folder), None, shown, str(folder / TOKENIZER), GgufWeights(path, shown)
 
 
 @contextmanager
@@ -92,16 +90,6 @@ def _named_errors(shown: str) -> Iterator[None]:
     except (CutError, ModelNotFoundError, OptionError) as error:
         error.args = (re.sub("[Tt]he GGUF file", lambda _: shown, str(error)),)
         raise
-
-
-def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
-    """Return the path of a GGUF file of a model, which is downloaded if it is on the hub."""
-    folder = files.expand_home(model)
-    if folder.is_dir() and not (folder / gguf_file).is_file():
-        names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
-        raise ModelNotFoundError(f"There is no file {str(folder / gguf_file)!r}. GGUF files there: {names}.")
-    local = local_only(model, revision, filename=gguf_file)
-    return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 
 
 def _writable_cache(name: str) -> Path | None:

@@ -18,7 +18,6 @@ from torch import Tensor
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument
 from midlayer_encoders.encoder.encoding import as_list
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.extras.joint.loading import load_towers, paired_layers
 from midlayer_encoders.extras.joint.reader import TowerReader
@@ -28,10 +27,11 @@ from midlayer_encoders.reading.batches import is_combined
 from midlayer_encoders.reading.reader import check_after_pooling
 from midlayer_encoders.recipes import Recipe
 
+_LayerEncoder: Any = object  # the other base of the class that :func:`joint_class` makes; it imports this module
 _OF_ONE_STACK = {"norm", "adapters", "bidirectional", "pooling", "skip_first", "skip_special"}  # options
 
 
-class JointEncoder(LayerEncoder):
+class JointEncoder(_LayerEncoder):  # type: ignore[misc]
     """Embeds texts, images, and texts with an image, whose vectors are added.
 
     ``layer`` and ``num_layers`` count the blocks of the image tower.
@@ -68,7 +68,8 @@ class JointEncoder(LayerEncoder):
     @property
     def spec(self) -> EncoderSpec:
         """Everything that changes this encoder's vectors and scores."""
-        return replace(super().spec, tower_layers=tuple(self.tower_layers.items()))
+        spec: EncoderSpec = super().spec
+        return replace(spec, tower_layers=tuple(self.tower_layers.items()))
 
     @property
     def towers(self) -> dict[str, Anatomy]:

@@ -19,9 +19,9 @@ from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.extras.scaling.units import Planner, Unit, embed_block, run_jobs, write_job
 from midlayer_encoders.files import check_output_folder
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.layer_sweep import single_sweeps
+from midlayer_encoders.sweeping.layer_sweep import run_sweep, single_sweeps
+from midlayer_encoders.sweeping.request import SweepArguments
 from midlayer_encoders.sweeping.sweep_result import SweepResult
-from midlayer_encoders.sweeping.sweeps import Sweep
 
 _ARGUMENTS = ("layers", "compressions", "metrics", "baselines", "settings", "store")
 
@@ -30,7 +30,7 @@ _ARGUMENTS = ("layers", "compressions", "metrics", "baselines", "settings", "sto
 class SweepJob:
     """The sweep of one model, whose tasks have been read."""
 
-    request: Sweep
+    request: SweepArguments
 
     @cached_property
     def encoder(self) -> LayerEncoder:
@@ -61,10 +61,10 @@ class SweepJob:
     def finish(self, folder: Path) -> list[str] | None:
         """Run the whole sweep; the step is not done if a task failed, so that the same call tries again."""
         with FileLock(folder / "finish.lock"):  # another call may finish the same sweep
-            return None if self.request.run().failures else []
+            return None if run_sweep(self.request).failures else []
 
 
-def run_requests(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
+def run_requests(requests: Mapping[str, SweepArguments]) -> dict[str, SweepResult]:
     """Run sweeps of several models as units of their executor, and return their results by name.
 
     Raises:
@@ -78,7 +78,7 @@ def run_requests(requests: Mapping[str, Sweep]) -> dict[str, SweepResult]:
     return {name: SweepResult.load(request.out or Path()) for name, request in requests.items()}
 
 
-def sweep_units(name: str, request: Sweep) -> list[Unit]:
+def sweep_units(name: str, request: SweepArguments) -> list[Unit]:
     """Write the sweep of a model to its folder, and return its units; the blocks are not planned yet."""
     out = request.out or Path()
     check_output_folder(out)
