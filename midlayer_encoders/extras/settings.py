@@ -211,7 +211,7 @@ def require_packages(extra: str, *packages: str) -> None:
     for name in packages:
         if find_spec(name) is None:
             raise MidlayerError(
-                f"The target {extra!r} needs {' and '.join(packages)}, but {name} is not installed: "
+                f"The extra {extra!r} needs {' and '.join(packages)}, but {name} is not installed: "
                 f"pip install 'midlayer-encoders[{extra}]'."
             )
 

@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.extras import settings
 from midlayer_encoders.extras.training.trainer_internals import (
     WEIGHTS,
     add_lora,
@@ -56,13 +57,13 @@ def test_checking_for_adapters_leaves_the_model_unchanged(tiny_folder: Folder) -
     np.testing.assert_array_equal(encoder.encode(TEXTS), before)
 
 
-@pytest.mark.parametrize(("lora", "package", "argument"), [(False, "accelerate", "tune"), (4, "peft", "lora")])
+@pytest.mark.parametrize(("lora", "package"), [(False, "accelerate"), (4, "peft")])
 def test_missing_package_is_named_immediately(
-    lora: int, package: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lora: int, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
-    words = rf"`{argument}` needs the {package} package: pip install 'midlayer-encoders\[tuning\]'"
+    monkeypatch.setattr(settings, "find_spec", lambda name: None if name == package else find(name))
+    words = rf"{package} is not installed: pip install 'midlayer-encoders\[tuning\]'"
     with pytest.raises(MidlayerError, match=words):
         tuned("no/such-model", tmp_path, lora=lora)
 

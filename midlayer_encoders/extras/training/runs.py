@@ -21,11 +21,12 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.extras.settings import RUN_FILE, TrainingSettings
 from midlayer_encoders.extras.training.fitting import METRICS, TrainingRecord, read_record, train, write_record
-from midlayer_encoders.extras.training.tuning_page import plot_tuning, tuning_html, tuning_words
+from midlayer_encoders.extras.training.tuning_page import plot_tuning, tuning_sections, tuning_words
 from midlayer_encoders.files import folder_lock, read_json, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.frame.tidy_result import write_frame
 from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.report.pages import block, page_html
 from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
@@ -72,16 +73,13 @@ class TuneResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        encoder, name = self.encoder, self.encoder.name
-        return tuning_html(
-            self.frame,
-            self.trained.losses,
-            self.trained.metrics,
-            how=self.how,
-            notes=self.notes,
-            title=f"{name} cut at layer {encoder.layer} of {encoder.num_layers} and {self.trained_how}",
-            folder=str(self.model_folder),
-        )
+        encoder = self.encoder
+        title = f"{encoder.name} cut at layer {encoder.layer} of {encoder.num_layers} and {self.trained_how}"
+        folder = json.dumps(str(self.model_folder))
+        code = f"from sentence_transformers import SentenceTransformer\nSentenceTransformer({folder})"
+        sections = tuning_sections(self.frame, self.trained.losses, self.trained.metrics)
+        sections = {"Use it": [block("code", {"": code})], **sections, "How it was made": [block("facts", self.how)]}
+        return page_html(title, [self.words()], sections, notes=self.notes)
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the frames by file name."""

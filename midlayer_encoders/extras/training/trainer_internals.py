@@ -1,6 +1,5 @@
 """Private APIs of trainers and of PEFT that tuning relies on; see ``tests/tuning/test_trainer_internals.py``."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write, explain_full_disk, file_checksums, sealed, write_file
 
 WEIGHTS = "trained.safetensors"
@@ -89,13 +88,6 @@ def evaluations_since_best(state: TrainerState) -> int:
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def check_packages(*, lora: bool) -> None:
-    """Raise with the command that installs the missing packages of a run."""
-    for argument, package in (("tune", "accelerate"), *([("lora", "peft")] if lora else [])):
-        if importlib.util.find_spec(package) is None:
-            raise MidlayerError(f"`{argument}` needs the {package} package: pip install 'midlayer-encoders[tuning]'.")
 
 
 def check_lora(encoder: LayerEncoder) -> None:

@@ -16,11 +16,11 @@ from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import option_names
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, checked_folder
+from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, checked_folder, require_packages
 from midlayer_encoders.extras.training.fitting import check_training
 from midlayer_encoders.extras.training.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.extras.training.runs import DistillResult, Run, TuneResult, cut_encoder
-from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS, check_packages
+from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS
 from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.tasks.tables import Columns
@@ -82,7 +82,7 @@ def tune(
         TaskFileError: for pairs that cannot be trained on.
     """
     settings = settings or TuneSettings()
-    check_packages(lora=bool(settings.lora))
+    require_packages("tuning", *(["accelerate", "peft"] if settings.lora else ["accelerate"]))
     check_progress(progress)
     folder = checked_folder(out)
     # Too few rows and unknown tasks raise before the model is loaded.
@@ -154,7 +154,7 @@ def distill(
         OptionError: for invalid arguments, or if ``out`` holds other files.
     """
     settings = settings or DistillSettings()
-    check_packages(lora=bool(settings.lora))
+    require_packages("tuning", *(["accelerate", "peft"] if settings.lora else ["accelerate"]))
     check_progress(progress)
     folder = checked_folder(out)
     columns = Columns(text_column, label_column, drop_empty)

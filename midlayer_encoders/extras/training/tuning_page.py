@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -11,7 +10,7 @@ import polars as pl
 from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
-from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, page_html
+from midlayer_encoders.report.pages import Texts, figure_html, layer_table
 from midlayer_encoders.report.training_page import plot_steps_curves
 
 if TYPE_CHECKING:
@@ -96,30 +95,16 @@ def teacher_scores(frame: pl.DataFrame) -> dict[str, float]:
     return {curve.name: curve.last for curve in curves}
 
 
-def tuning_html(
-    frame: pl.DataFrame,
-    losses: pl.DataFrame,
-    metrics: pl.DataFrame,
-    *,
-    title: str,
-    folder: str,
-    how: Mapping[str, str],
-    notes: Sequence[str] = (),
-) -> str:
-    """Return a self-contained page about a tuned encoder.
+def tuning_sections(frame: pl.DataFrame, losses: pl.DataFrame, metrics: pl.DataFrame) -> dict[str, list[str]]:
+    """Return the sections of the page about the scores, the loss and the metrics in training.
 
     Args:
         frame: as in :func:`tuning_words`.
         losses: as in :func:`tuning_words`.
         metrics: tidy, with revisions that name steps; may be empty.
-        title: of the page.
-        folder: of the saved model.
-        how: facts about the training.
-        notes: sentences below the verdict.
     """
     scores = _summaries(frame)
-    code = f"from sentence_transformers import SentenceTransformer\nSentenceTransformer({json.dumps(folder)})"
-    sections: dict[str, list[str]] = {"Use it": [block("code", {"": code})]}
+    sections = {}
     if len(scores) == 2:
         sections["Every layer before and after"] = [
             "Points (score × 100) of each layer of the cut model; the last is the encoder's own, which was trained.",
@@ -134,8 +119,7 @@ def tuning_html(
             "run from the first step to the last.",
             figure_html(plot_steps_curves(metrics), meanings=True),
         ]
-    sections["How it was made"] = [block("facts", how)]
-    return page_html(title, [tuning_words(frame, losses)], sections, notes=notes)
+    return sections
 
 
 def _tuning_table(frame: pl.DataFrame, scores: Mapping[str, Summary]) -> dict[str, Texts]:
