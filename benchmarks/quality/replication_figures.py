@@ -1,4 +1,4 @@
-"""Draw the figures of docs/replication.md from what ``python -m benchmarks.paper … --out RUN`` wrote.
+"""Draw the figures of benchmarks/results/replication.md from what ``python -m benchmarks.paper … --out RUN`` wrote.
 
     python -m benchmarks.quality.replication_figures RUN
 
