@@ -1,0 +1,61 @@
+"""What pages say of time, memory and equality of runs, and the tables of benchmarks that say it."""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+
+from midlayer_encoders._types import Norm
+from tests.docs.frames import BENCH
+from tests.integration.test_real_models import EXPECTED
+
+PAIRS = 1379  # of STSBenchmark's test part
+QUANTIZED = (("float16", "3.1e-04"), ("8bit", "3.2e-04 | 2.8e"), ("4bit", "3.3e-04"))  # rows of the first table
+
+
+def result_row(page: str, start: str) -> list[float]:
+    """Return the numbers after the first cells of a row, in the tables of a page of results."""
+    text = (BENCH / "results" / page).read_text(encoding="utf8")
+    rows = re.findall(rf"^\| {re.escape(start)}(.*)\|$", text, re.MULTILINE)
+    assert len(set(rows)) == 1, rows
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*", rows[0])]
+
+
+def callback(device: str, step: str) -> list[float]:
+    """Return seconds of a later measurement, the first one, the preparation and a step; overheads in percent."""
+    page = f"callbacks_{device}.md"
+    prepared, first, later, _, _ = result_row(page, f"{step} ms | ")[:5]
+    overheads = [result_row(page, f"{steps} |")[0] for steps in (1024, 16384)]
+    return [later / 1000, first / 1000, prepared / 1000, float(step) / 1000, *overheads]
+
+
+def sts(norm: Norm) -> list[float]:
+    """Return the score at layer 16 and the 95 % interval of a rank correlation of that many pairs (Fieller et al. 1957)."""
+    score = EXPECTED[norm][16]
+    half = 1.96 * 1.03 / (PAIRS - 3) ** 0.5
+    return [score, *(100 * np.tanh(np.arctanh(score / 100) + np.array([-half, half])))]
+
+
+def media_ratios() -> list[float]:
+    """Return the ratio of all layers to the last for two image models and one of audio, and the ends of their rounds."""
+    starts = ("64 images of 224 x 224 | 13 |", "256 images of 32 x 32 | 13 |")
+    images = [result_row("media.md", f"ViT, 12 blocks of 192, {start}") for start in starts]
+    every = [*images, result_row("media.md", "Wav2Vec2, 12 blocks of 192, 32 waveforms of 2 s | 13 |")]
+    rounds = [number for row in every for number in row[3:5]]
+    return [*(row[1] for row in every), min(rounds), max(rounds)]
+
+
+def halves() -> list[float]:
+    text = (BENCH / "results" / "halves.md").read_text(encoding="utf8")
+    rows = re.findall(r"^\| (\w+) \| [\d.]+ \| ([\d.]+) \|", text, re.MULTILINE)
+    errors = {metric: float(number) for metric, number in rows}
+    lidar = errors.pop("lidar")
+    return [min(errors.values()), max(errors.values()), lidar]
+
+
+def census() -> list[float]:
+    lines = (BENCH / "results" / "census.jsonl").read_text(encoding="utf8").splitlines()
+    verdicts = Counter(json.loads(line)["verdict"] for line in lines)
+    assert verdicts.keys() == {"exact", "some layers", "refused", "not examined"}
+    return [len(lines), *(verdicts[name] for name in ("exact", "some layers", "refused", "not examined"))]

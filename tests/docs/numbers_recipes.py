@@ -1,0 +1,77 @@
+"""What pages say of recipes, and the frames that say it."""
+
+import re
+
+from benchmarks.intervals import mean_interval
+from benchmarks.zoo import rival_tables as rivals
+from benchmarks.zoo import table as zoo
+from benchmarks.zoo.rivals import OWN_PROMPT
+from tests.docs.frames import BENCH, table
+from tests.docs.zoo_numbers import TASKS, variant_gain, zoo_gain, zoo_score
+
+PASSAGES = rivals.GROUPS["passages"]
+
+
+def choice_row(choice: str) -> list[float]:
+    """Return the score of each causal model, and the interval of its gain over the best plain layer."""
+    return [number for k in range(3) for number in (zoo_score(k, choice), *zoo_gain(k, choice)[1:])]
+
+
+def readme_row(number: int, choice: str) -> list[float]:
+    """Return the score of a causal model on the short tasks and on passages."""
+    return [zoo_score(number, choice, tasks) for tasks in (TASKS, PASSAGES)]
+
+
+def own_prompt() -> list[float]:
+    """Return what a prompt in the language of the texts gains on Gemma-3-270M, in German and in French."""
+    of = rivals.results(zoo.CAUSAL[1])
+    pairs = [rivals.LANGUAGES[f"{language} pairs"] for language in ("German", "French")]
+    return [of.mean(tasks, of.at(OWN_PROMPT)) - of.mean(tasks, of.default) for tasks in pairs]
+
+
+def aligned(number: int) -> list[float]:
+    """Of a causal model's short tasks: the score of AlignedWVA, with at most 0.55 of the tokens, and what it is below the default."""
+    of, tasks = rivals.results(zoo.CAUSAL[number]), TASKS
+    settings = [of.chosen("AlignedWVA", task) for task in tasks]
+    assert of.tokens(tasks, settings) < 0.55 * of.tokens(tasks, of.default)
+    return [of.mean(tasks, settings), of.mean(tasks, of.default) - of.mean(tasks, settings)]
+
+
+def stated(recipe: str, *, layers: str) -> list[list[float]]:
+    """Return the numbers of each cell after a recipe and its layers, in the tables of benchmarks/recipes/README.md."""
+    text = (BENCH / "recipes" / "README.md").read_text(encoding="utf8")
+    (row,) = re.findall(rf"^\| {re.escape(recipe)} \| {re.escape(layers)} \|(.*)\|$", text, re.MULTILINE)
+    return [[float(number) for number in re.findall(r"-?\d+\.\d+", cell)] for cell in row.split("|")]
+
+
+def gain_of_separate_ids() -> list[float]:
+    """Return the least and the most that separate ids gain, and the interval that excludes zero, if it is Gemma's `echo`."""
+    gains = {}
+    for model in ("gemma-3-270m", "tinystories-15m"):
+        for recipe in ("one-word", "echo"):
+            rows = table(f"results/recipe_tokens_{model}.csv").filter(recipe=recipe).sort("task")
+            parts, whole = (rows.filter(ids=ids)["score"] for ids in ("parts", "whole"))
+            gains[model, recipe] = mean_interval((parts - whole).to_list())
+    ((place, (_, low, high)),) = [(key, gain) for key, gain in gains.items() if gain[1] > 0]
+    assert place == ("gemma-3-270m", "echo")
+    means = [mean for mean, _, _ in gains.values()]
+    return [min(means), max(means), len(gains), low, high]
+
+
+def stock_folder() -> list[float]:
+    """Return the gains of the stock folder; no other variant is better on all models, and Token Prepending on none."""
+    variants = table(f"zoo/results/{zoo.CAUSAL[0]}-variants.csv")["variant"].unique()
+    prompted = [zoo.variants(model) for model in zoo.CAUSAL[:2]]
+    assert all(scores[name] < scores["word-echo"] for scores in prompted for name in scores if "Prepending" in name)
+    gains = {name: [variant_gain(name, k)[0] for k in range(3)] for name in variants}
+    assert all(min(values) <= 0 for values in gains.values())
+    return [number for k in range(3) for number in variant_gain("stock folder", k)]
+
+
+def tf_idf() -> float:
+    """Return the mean of TF-IDF over the tasks, which the page of benchmarks states beside each task's score."""
+    text = (BENCH / "recipes" / "README.md").read_text(encoding="utf8")
+    (row,) = re.findall(r"^\| TF-IDF \|(.*)\|$", text, re.MULTILINE)
+    mean, *scores = (float(number) for number in re.findall(r"\d+\.\d+", row))
+    assert abs(mean - sum(scores) / 6) < 0.05
+    return mean
