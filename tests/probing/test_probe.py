@@ -103,7 +103,7 @@ def test_padding_is_ignored(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
-def test_probes_trained_together_match_probes_trained_alone(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_probes_trained_together_match_probes_trained_alone(kind: Any) -> None:
     states, labels = synthetic(signal=3.0)
     states[0] = torch.randn(
         states[0].shape, generator=seeded(12)
@@ -113,7 +113,6 @@ def test_probes_trained_together_match_probes_trained_alone(kind: Any, caplog: p
     options: dict[str, Any] = {"split": split, "settings": settings}
     together = kind(LAYERS, WIDTH, CLASSES)
     _, best_epochs = train_probes(together, whole(states), labels, **options)
-    assert "are trained for 50 steps and may be too weak. Pass more epochs" in caplog.text
     assert best_epochs[0] < best_epochs[1:].min()
     for layer in range(LAYERS):
         separate = kind(1, WIDTH, CLASSES)
@@ -169,7 +168,7 @@ def test_interval_matches_scipy() -> None:
     for right, count in ((0, 9), (9, 9), (3, 10), (480, 1000)):
         expected = binomtest(right, count).proportion_ci(method="wilson")
         assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
-    with pytest.raises(OptionError, match="between 0 and `count`"):
+    with pytest.raises(ValueError, match="must not be greater"):
         wilson(3, 2)
 
 

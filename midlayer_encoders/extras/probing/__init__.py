@@ -1,8 +1,7 @@
 """Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
 
 from midlayer_encoders.extras.probing.classifiers import AttentiveProbes, LinearProbes
-from midlayer_encoders.extras.probing.examples import Split, split_examples
-from midlayer_encoders.extras.probing.probe import probe, probe_tokens
+from midlayer_encoders.extras.probing.probe import Split, probe, probe_tokens, split_examples
 from midlayer_encoders.extras.probing.probe_result import ProbeResult, wilson
 from midlayer_encoders.extras.probing.token_states import CachedTokens, LiveTokens
 from midlayer_encoders.extras.settings import ProbeSettings

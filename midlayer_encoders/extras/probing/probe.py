@@ -1,8 +1,8 @@
 """Probe every layer of a frozen encoder."""
 
-import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +13,52 @@ from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.extras.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
-from midlayer_encoders.extras.probing.examples import Split, split_examples
 from midlayer_encoders.extras.probing.probe_result import ProbeResult
 from midlayer_encoders.extras.probing.token_states import LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.extras.settings import UNUSED_SETTINGS, ProbeSettings
-from midlayer_encoders.metrics.label_accuracy import class_numbers, label_list
+from midlayer_encoders.metrics.label_accuracy import class_numbers, label_folds, label_list
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 
-_log = logging.getLogger(__name__)
-_FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100
+_FOLDS = 5  # one tests, one chooses the epoch, the others train
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions of the examples that train, choose the epoch, and test, each a tensor in ascending order."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:
+    """Return which examples train, choose the epoch and test; every class is spread over the three evenly.
+
+    Args:
+        labels: classes from ``0``, shape ``(N,)``.
+        names: of the classes, for error messages.
+        num_test: number of test examples at the end; ``0`` tests on a fifth of each class.
+        seed: for the split.
+
+    Example:
+        >>> split = split_examples(torch.arange(20) % 2)
+        >>> len(split.train), len(split.validation), len(split.test)
+        (12, 4, 4)
+    """
+    positions = torch.arange(len(labels))
+    num_train = len(labels) - num_test
+    least = 2 if num_test else 3
+    for number, count in enumerate(labels[:num_train].bincount(minlength=len(names)).tolist()):
+        if count < least:
+            raise OptionError(
+                f"`labels` must have at least {least} examples of each class, to train, choose and test, but "
+                f"{names[number] if names else number!r} has {count}. Add examples, or leave the class out."
+            )
+    fold = label_folds(labels[:num_train], folds=_FOLDS, seed=seed)
+    is_held_out = fold == 1 if num_test else fold <= 1
+    test = positions[num_train:] if num_test else positions[fold == 0]
+    return Split(positions[:num_train][~is_held_out], positions[:num_train][fold == 1], test)
 
 
 def train_probes(
@@ -55,8 +91,6 @@ def train_probes(
         head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
     )
     steps = settings.epochs * math.ceil(len(split.train) / settings.batch_size)
-    if steps < _FEW_STEPS:
-        _log.warning("The probes are trained for %d steps and may be too weak. Pass more epochs.", steps)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     num_layers = next(head.parameters()).shape[0]
     best_accuracy = torch.full((num_layers,), -1.0, dtype=torch.float64)
@@ -103,9 +137,8 @@ def train_probes(
 
 def _forward(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return whether each layer is correct about each example, and its loss, both of shape ``(L, B)``."""
-    states, mask = source.batch(index)
     device = next(head.parameters()).device
-    logits = head(states.to(device), mask.to(device))
+    logits = head(*(tensor.to(device) for tensor in source.batch(index)))
     targets = labels[index].to(device)
     losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(len(logits)), reduction="none")
     return logits.argmax(dim=-1) == targets, losses.view(logits.shape[:2])
@@ -167,11 +200,11 @@ def probe(
     live = LiveTokens(reader, examples)
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
 
-    source: TokenSource
-    if kind == "attentive":
-        source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
-    else:
-        source = read_vectors(live, batches, progress=progress)
+    source: TokenSource = (
+        read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
+        if kind == "attentive"
+        else read_vectors(live, batches, progress=progress)
+    )
     right, best_accuracy, best_epochs = probe_tokens(
         source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
     )
@@ -238,10 +271,8 @@ def probe_tokens(
     settings = settings or ProbeSettings()
     num_layers, width = source.shape
     num_classes = int(labels.max()) + 1
-    head: AttentiveProbes | LinearProbes
+    head: AttentiveProbes | LinearProbes = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
     if kind == "attentive":
         head = AttentiveProbes(num_layers, width, num_classes, heads=settings.heads, seed=settings.seed)
-    else:
-        head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
     best = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
     return evaluate(head, source, labels, split.test, settings.batch_size)[0].bool(), *best

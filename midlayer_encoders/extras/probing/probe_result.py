@@ -12,7 +12,6 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.probing.classifiers import ProbeKind
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics.label_accuracy import gain_interval
@@ -33,8 +32,6 @@ def wilson(right: int, count: int) -> tuple[float, float]:
         >>> [round(bound, 3) for bound in wilson(81, 100)], [round(bound, 3) for bound in wilson(10, 10)]
         ([0.722, 0.875], [0.722, 1.0])
     """
-    if not 0 <= right <= count or count < 1:
-        raise OptionError(f"`right` must be between 0 and `count`, and `count` at least 1, but got {right} of {count}.")
     low, high = binomtest(right, count).proportion_ci(method="wilson")
     return float(low), float(high)
 

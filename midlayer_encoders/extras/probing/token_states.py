@@ -122,13 +122,10 @@ def read_tokens(
     layers, _, length, width = first[1].shape
     if 2 * layers * count * length * width > 1e9 * keep_gb:
         return live
-    cached_states = torch.empty(0)
-    cached_mask = torch.empty(0)
+    cached_states = first[1].new_zeros(layers, count, length, width)
+    cached_mask = first[2].new_zeros(count, length)
     for positions, states, mask in chain([first], parts):
-        layers, _, length, width = states.shape
-        if not cached_mask.numel():
-            cached_states = states.new_zeros(layers, count, length, width)
-            cached_mask = mask.new_zeros(count, length)
+        length = mask.shape[1]
         if (extra := length - cached_mask.shape[1]) > 0:
             cached_states = pad(cached_states, (0, 0, 0, extra))
             cached_mask = pad(cached_mask, (0, extra))
