@@ -80,7 +80,6 @@ def select(
     all_rules: bool = False,
     max_texts: int = 500,
     seed: int = 0,
-    token_budget: int = 4096,
     progress: Progress | None = None,
 ) -> Selection:
     """Return the layer that a rule chooses, with the choices of all other rules.
@@ -89,8 +88,8 @@ def select(
     texts for each recipe. Only the metrics of the requested rule are measured.
 
     Args:
-        source: the encoder of a whole model, ``LayerEncoder(model, -1)``, or a tidy frame of one model: metrics, scores
-            or both.
+        source: the encoder of a whole model, ``LayerEncoder(model, -1)``, or a tidy frame of one model and recipe:
+            metrics, scores or both.
         texts: a few hundred typical texts; without them, only rules without metrics apply.
         labels: the class of each text, ``None`` for unlabeled ones; a handful per class is enough.
         rule: a name in ``RULES``.
@@ -102,7 +101,6 @@ def select(
         all_rules: measure the metrics of every rule, in three passes.
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
-        token_budget: tokens in a batch.
         progress: called after each batch, in tokens, with the stages ``"measuring"`` and ``"labels"``, and for each
             fold with ``"scoring"``.
 
@@ -112,18 +110,17 @@ def select(
     requested = rules.metrics_of(rule)  # rejects an unknown rule first
     seed = validation.check_seed(seed)
     max_texts = validation.check_count("max_texts", max_texts)
-    token_budget = validation.check_count("token_budget", token_budget)
     validation.check_progress(progress)
     if validation.check_flag("all_rules", all_rules):
         requested = tuple(dict.fromkeys(metric for each in rules.RULES for metric in rules.metrics_of(each)))
     if isinstance(source, pl.DataFrame):
-        options = {"all_rules": all_rules, "max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
+        options = {"all_rules": all_rules, "max_texts": max_texts, "recipes": recipes}
         validation.check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
-        return _select_in_frame(source, rule)
+        return make_selection(curves(source), source, rule=rule)
     inputs = SelectionInputs(
-        _check_texts(source, texts), *_labeled_texts(texts, labels, max_texts), max_texts, seed, token_budget, progress
+        _check_texts(source, texts), *_labeled_texts(texts, labels, max_texts), max_texts, seed, progress
     )
     plain, own = RECIPES[PLAIN], source.own_recipe
     encoders: dict[Recipe, LayerSource] = {}
@@ -164,13 +161,7 @@ def _check_texts(source: LayerSource, texts: Sequence[Any] | None) -> list[Any]:
             f"{source.layer} of {source.num_layers}. Make it with layer=-1."
         )
     check = validation.check_texts if source.media == ["text"] else validation.check_list
-    checked = [] if texts is None else check("texts", texts, minimum=0)
-    if texts is not None and not checked:
-        raise OptionError(
-            "`texts` must hold at least one text, but got none. Pass a few hundred of your own, or leave it out to get "
-            "the default for the model's kind."
-        )
-    return checked
+    return [] if texts is None else check("texts", texts)
 
 
 def _labeled_texts(
@@ -218,7 +209,6 @@ class SelectionInputs:
         classes: of the labeled texts, shape ``(N,)``; ``None`` without labels.
         max_texts: maximum number of texts to measure.
         seed: for views, folds and resamples.
-        token_budget: tokens in a batch.
         progress: called after each batch.
     """
 
@@ -227,7 +217,6 @@ class SelectionInputs:
     classes: Tensor | None
     max_texts: int
     seed: int
-    token_budget: int
     progress: Progress | None
 
     @property
@@ -305,26 +294,6 @@ def _check_center(recipes: Sequence[Recipe], inputs: SelectionInputs) -> None:
 # --- between recipes --------------------------------------------------------------------------------------------------
 
 
-def _select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
-    """Return the selection from a tidy frame; with several recipes, of the one with the best score."""
-    names = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
-    if len(names) < 2:
-        return make_selection(curves(frame), frame, rule=rule)
-    parts, scores = {}, {}
-    for name in names:
-        rows = frame.filter(recipe=name)
-        recipe_curves = curves(rows)
-        parts[name] = make_selection(recipe_curves, rows.drop("recipe"), rule=rule)
-        if parts[name].layer not in recipe_curves.score:
-            raise rules.CannotChooseError(
-                f"`frame` must hold scores of every recipe to choose between them, but {name!r} has none at layer "
-                f"{parts[name].layer}. Filter it first, or sweep with `tasks`."
-            )
-        scores[name] = recipe_curves.score[parts[name].layer]
-    best = max(scores, key=scores.__getitem__)
-    return _combine_recipes(parts, best, f"the highest score of {len(names)} recipes, {100 * scores[best]:.1f}")
-
-
 def _select_recipe(
     parts: Mapping[Recipe, Selection], accuracies: Mapping[Recipe, Tensor], inputs: SelectionInputs, kind: ModelKind
 ) -> Selection:
@@ -348,16 +317,16 @@ def _select_recipe(
         if labels is not None and plain in accuracies and chosen != plain:
             gain = gain_in_points(accuracy[chosen], accuracies[plain][-1], seed=inputs.seed)
             labels = replace(labels, **gain, against="the plain text at the last layer")
-    selection = _combine_recipes({recipe.name: part for recipe, part in parts.items()}, chosen.name, reason)
-    center = tuple(inputs.center) if chosen.center else None
-    return replace(selection, labels=labels, custom_recipe=None if has_name(chosen) else chosen, center=center)
-
-
-def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str) -> Selection:
-    """Return the selection of one recipe with all other recipes' selections."""
-    frame = pl.concat(part.frame.with_columns(recipe=pl.lit(recipe)) for recipe, part in parts.items())
-    reason = f"{reason}; {parts[name].reason}"
-    return replace(parts[name], reason=reason, frame=frame, recipe=name, parts=parts, labels=None)
+    return replace(
+        parts[chosen],
+        reason=f"{reason}; {parts[chosen].reason}",
+        frame=pl.concat(part.frame.with_columns(recipe=pl.lit(recipe.name)) for recipe, part in parts.items()),
+        labels=labels,
+        recipe=chosen.name,
+        parts={recipe.name: part for recipe, part in parts.items()},
+        custom_recipe=None if has_name(chosen) else chosen,
+        center=tuple(inputs.center) if chosen.center else None,
+    )
 
 
 def _mean_tokens(source: LayerSource, texts: Sequence[str]) -> float:
@@ -383,8 +352,7 @@ def _measure_metrics(source: LayerSource, inputs: SelectionInputs, names: Sequen
             unmeasured = f"needs {MIN_TEXTS} texts of {LEAST_TOKENS} tokens or more, but got {num_long_texts}"
     if not names:
         return tidy_frame(()), unmeasured
-    settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress")}
-    return measure_layers(source, texts, metrics=names, **settings), ""
+    return measure_layers(source, texts, metrics=names, seed=inputs.seed, progress=inputs.progress), ""
 
 
 def label_accuracies(encoders: Mapping[Recipe, LayerSource], inputs: SelectionInputs) -> dict[Recipe, Tensor]:
@@ -411,7 +379,7 @@ def label_accuracies(encoders: Mapping[Recipe, LayerSource], inputs: SelectionIn
     for recipe, encoder in encoders.items():
         prompt = encoder.default_prompt
         reader = replace(layer_reader(encoder, prompt=prompt), truncate_dim=None)
-        batches = batches_of(encoder, texts[recipe], token_budget=inputs.token_budget, prompt=prompt)
+        batches = batches_of(encoder, texts[recipe], prompt=prompt)
         read = reader.vectors(texts[recipe], batches, done=count_steps(sizes[recipe], batches, reading))
         scoring.step(0)
         by_layer = torch.stack([_transform_vectors(vectors, recipe, center) for vectors in read])

@@ -148,12 +148,11 @@ class Selection(TidyResult):
             first, last = self.labels.layers
             others = "" if self.parts else f"; other samples of as many texts choose layers {first} to {last}"
             return f"On {self.labels.count} labeled texts it is {comparison}{others}."
-        if self.parts and self.frame.filter(kind="score").is_empty():
-            is_known = str(self.kind and self.kind.name) == "causal" and self.recipe.partition("+")[0] == "word-echo"
+        if self.parts:
+            is_causal = self.kind is not None and self.kind.name == "causal"
+            is_known = is_causal and self.recipe.partition("+")[0] == "word-echo"
             record = f" {RECORD}" if is_known else ""
             return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
-        if self.parts:
-            return self.parts[self.recipe].confidence
         if self.frame.is_empty():
             return "No layer was measured: the choice was best for other models. A few labels would decide."
         low, high = self.spread

@@ -134,21 +134,10 @@ def test_every_kind_has_a_default_and_plain_is_always_included(kind: str) -> Non
         assert 0 < default_depth(recipe, kind) <= 1  # type: ignore[arg-type]
 
 
-def test_frame_of_several_recipes_selects_by_its_scores() -> None:
-    better = [0.1, 0.2, 0.3, 0.5, 0.6, 0.9, 0.9, 0.9, 0.1]
-    combined = [
-        frame(scores={"A": values}).with_columns(recipe=pl.lit(name))
-        for name, values in (("plain", better[::-1]), ("one-word", [value / 2 for value in better]))
-    ]
-    selection = select_layer(pl.concat(combined))
-    assert selection.parts
-    assert (selection.recipe, selection.layer, selection.keywords) == ("plain", 2, {"layer": 2})
-    assert selection.parts["one-word"].layer == 6
-    assert selection.confidence == selection.parts["plain"].confidence
-    assert selection.reason.startswith("the highest score of 2 recipes, 90.0")
-    unscored = frame({"dime": better}).with_columns(recipe=pl.lit("echo"))
-    with pytest.raises(OptionError, match="scores of every recipe to choose between them, but 'echo' has none"):
-        select_layer(pl.concat([*combined, unscored]))
+def test_frame_of_several_recipes_is_refused() -> None:
+    both = [frame({"dime": [1.0] * 9}).with_columns(recipe=pl.lit(name)) for name in ("plain", "one-word")]
+    with pytest.raises(OptionError, match=r"one recipe here, .* Filter it first: frame\.filter\(recipe='plain'\)"):
+        select_layer(pl.concat(both))
 
 
 def test_selection_has_a_readable_text(labeled: Selection) -> None:
