@@ -164,13 +164,7 @@ class ModelFiles:
             resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=self.model)
             hooks = Cut(anatomy, resolved, norm, anatomy.num_layers, None)
             cut = hooks if whole else plan_cut(anatomy, resolved, norm, config=complete.config)
-            try:
-                loaded = self._load_stack(complete, cut, inner if encoder is None else encoder.path)
-            except ModelNotFoundError:
-                if inner is None or self.adapters:
-                    raise
-                # transformers converts some names and weights for the complete model only.
-                loaded = self._load_part_of_complete(type(complete), cut, inner)
+            loaded = self._load_stack(complete, cut, inner if encoder is None else encoder.path)
         return loaded, replace(cut, language=part is None and inner is not None)
 
     def _load_stack(self, complete: Any, cut: Cut, path: str | None) -> Any:
@@ -192,7 +186,13 @@ class ModelFiles:
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):
             options["key_mapping"] = renamed
-        loaded = read_weights(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
+        try:
+            loaded = read_weights(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
+        except ModelNotFoundError:
+            if complete is self.complete or self.adapters:
+                raise
+            # transformers converts some names and weights for the complete model only.
+            loaded, loaded_blocks = self._load_part_of_complete(type(complete), path or ""), anatomy.num_layers
         if self.adapters:
             from midlayer_encoders.extras.adapters import merge_adapters
 
@@ -201,17 +201,13 @@ class ModelFiles:
             cut_model(loaded, replace(cut, keep=keep, silent=False))
         return loaded.eval()
 
-    def _load_part_of_complete(self, part_class: Any, cut: Cut, path: str) -> Any:
-        """Load the complete model and keep the part at ``path``, cut at a layer."""
+    def _load_part_of_complete(self, part_class: Any, path: str) -> Any:
+        """Load the complete model and return the part at ``path``."""
         part = read_weights(type(self.complete), self.model, self.config, self.options).get_submodule(path)
         loaded = part if isinstance(part, part_class) else part.base_model
         if not isinstance(loaded, part_class):
             raise CutError(f"The part {path!r} of {type(self.complete).__name__} is not a {part_class.__name__}.")
-        num_layers = cut.anatomy.num_layers
-        keep = min(max(cut.keep, 1), num_layers)
-        check_cut(loaded, cut_config(loaded.config, num_layers, keep), [(cut.anatomy, keep)], False)
-        cut_model(loaded, replace(cut, keep=keep, silent=False))
-        return loaded.eval()
+        return loaded
 
 
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
