@@ -237,11 +237,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Return the content of a file of :func:`sealed`, or raise a ``ValueError`` if it was changed."""
-    return unsealed(json.loads(path.read_bytes()))
-
-
-def unsealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return parsed JSON of :func:`sealed` without its checksum, or raise a ``ValueError`` if it was changed."""
+    content: dict[str, Any] = read_json(path)
     if content.pop("checksum", None) != _content_checksum(content):
         raise ValueError("its content does not match its checksum")
     return content
@@ -406,15 +402,11 @@ def read_json_lines(path: Path, error: type[MidlayerError]) -> Iterator[tuple[in
     """Yield the line number and the object of each line that is not blank."""
     for number, line in enumerate(read_lines(path, error), start=1):
         if line.strip():
-            yield number, parse_json_object(line, f"{path}, line {number}", error)
-
-
-def parse_json_object(text: str, where: str, error: type[MidlayerError]) -> dict[str, Any]:
-    """Return a JSON object, or raise ``error`` with the problem and ``where`` it is."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as reason:
-        raise error(f"{where}: must be one JSON object, but cannot be read: {reason}.") from reason
-    if not isinstance(row, dict):
-        raise error(f"{where}: must be one JSON object, but got {short_repr(text.strip(), 40)}.")
-    return row
+            where = f"{path}, line {number}: must be one JSON object, but"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as reason:
+                raise error(f"{where} cannot be read: {reason}.") from reason
+            if not isinstance(row, dict):
+                raise error(f"{where} got {short_repr(line.strip(), 40)}.")
+            yield number, row

@@ -11,8 +11,7 @@ import polars as pl
 
 from midlayer_encoders._types import Precision
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
+from midlayer_encoders.files import read_sealed, shell_path
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
 from midlayer_encoders.report.labels import gain_text, number, significant
 from midlayer_encoders.tasks.text_lists import read_texts
@@ -190,7 +189,7 @@ def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    values = unsealed(parse_json_object(read_text_file(path, OptionError), str(path), OptionError))
+    values = read_sealed(path)
     for name in ("parameters", "seconds", "layers"):
         values[name] = {int(layer): value for layer, value in values.get(name, {}).items()}
     types = {"dimensions": int, "hint": str, "model": str, "remarks": list, "title": str}
