@@ -314,8 +314,8 @@ class Measurement:
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
         on_cpu = self._computes_on_cpu(model)
         metrics = layer_metrics(self.settings, self.layers)
-        for metric in metrics.values():
-            metric.to("cpu" if on_cpu else device)
+        for metric in metrics.values() if not on_cpu and device.type != "cpu" else ():
+            metric.to(device)
         receive = token_receiver(metrics, self.count)
         copies: list[tuple[int, Tensor, Tensor, list[int]]] = []
         passed: list[tuple[list[int], list[Tensor]]] = []

@@ -123,9 +123,7 @@ class SampleMetric(LayerMetric):
                 previous = keys
                 sample = self._sample(keys)
                 texts = self._checked_texts(layer, keys[sample] // self.views)
-                in_order = torch.equal(sample, torch.arange(len(sample)))
-            rows = rows if in_order and len(rows) == len(sample) else rows[sample.to(rows.device)]
-            samples.append((rows.reshape(self.views, len(texts), -1), texts))
+            samples.append((rows[sample.to(rows.device)].reshape(self.views, len(texts), -1), texts))
         return samples
 
     def _checked_texts(self, layer: int, index: Tensor) -> Tensor:
@@ -181,13 +179,12 @@ class ViewMetric(SampleMetric):
                 f"{type(self).__name__} joins the views of a text, but got None. "
                 "Pass index=torch.arange(start, start + len(embeddings))."
             )
+        base.check_embeddings(embeddings, index)
         views = torch.as_tensor(view).expand(index.shape)
         if views.numel() and int(views.min()) < 0:
             raise OptionError(f"`view` must be 0 or more, but got {int(views.min())}.")
         used = (views < self.views).nonzero().squeeze(1)
-        if len(used) == len(views):
-            self._store(layer, embeddings, index, views)
-        elif len(used):
+        if len(used):
             self._store(layer, embeddings[used.to(embeddings.device)], index[used.to(index.device)], views[used])
 
 

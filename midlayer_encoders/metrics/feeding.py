@@ -3,7 +3,6 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,19 +84,20 @@ def update_views(
     copies_end = bisect_left(positions, num_texts * first_view)
     places = torch.tensor(positions)
     index = places % num_texts
-    parts: list[tuple[slice, dict[str, dict[str, Any]]]] = [
-        (slice(texts_end), {"pooled": {}, "copies": {"view": 0}}),
-        (slice(texts_end, copies_end), {"copies": {"view": 1}}),
-        (slice(copies_end, None), {"views": {"view": places[copies_end:] // num_texts - first_view}}),
+    block = places // num_texts
+    parts: list[tuple[str, slice, dict[str, Tensor]]] = [
+        ("pooled", slice(texts_end), {}),
+        ("copies", slice(copies_end), {"view": block[:copies_end]}),
+        ("views", slice(copies_end, None), {"view": block[copies_end:] - first_view}),
     ]
     for layer, rows in zip(layers, vectors, strict=True):
-        for part, options in parts:
+        for kind, part, options in parts:
             part_rows = rows[part]
             if 0 < len(part_rows) < len(rows):
                 part_rows = part_rows.clone()  # metrics keep the vectors: clones free the rest of the batch
             for metric in metrics.values() if len(part_rows) else ():
-                if metric.kind in options:
-                    metric.update(part_rows, layer=layer, index=index[part], **options[metric.kind])
+                if metric.kind == kind:
+                    metric.update(part_rows, layer=layer, index=index[part], **options)
 
 
 def compute_metrics(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from midlayer_encoders.errors import OptionError, counted, short_repr
-from midlayer_encoders.validation import check_list, lone_surrogate
+from midlayer_encoders.validation import check_count, check_list, lone_surrogate
 
 #: Candidates for each layer and fold, in units of the mean squared norm of the training rows.
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
@@ -189,8 +189,7 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     """Raise an :class:`OptionError` if labels cannot be cross-validated."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise OptionError(f"`labels` must be one integer per text, but got {tuple(labels.shape)} of {labels.dtype}.")
-    if folds < 2:
-        raise OptionError(f"`folds` must be 2 or more, but got {folds}.")
+    check_count("folds", folds, minimum=2)
     if len(labels) < 2 * folds:
         raise OptionError(
             f"`labels` must be at least {2 * folds} for {folds} folds, but there are {len(labels)}: label more texts."

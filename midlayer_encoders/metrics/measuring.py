@@ -1,7 +1,8 @@
 """Metrics of every layer over a list of inputs, from one forward pass for the inputs, their copies and each view."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -10,7 +11,7 @@ from midlayer_encoders._types import Layer, Norm, Progress, Stage
 from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
-from midlayer_encoders.metrics import make_metrics
+from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.metrics.feeding import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics.media_views import augment_media
 from midlayer_encoders.metrics.text_views import augment, drop_words
@@ -50,15 +51,8 @@ def measure_layers(
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, normalize=False)
     layer_metrics = make_metrics(metrics, reader.layers, views=views if isinstance(views, int) else len(views))
     for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
-        metric.distributed_available_fn = _not_distributed
-    view_count = num_views(layer_metrics)
-    view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
-    copies = [_copies(source, texts, views, seed)] if num_copies(layer_metrics) else []
-    if isinstance(texts[0], str) and view_count:
-        # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
-        view_passes = [[text for view in view_passes for text in view]]
-
-    passes = (texts, *copies, *view_passes)
+        metric.distributed_available_fn = lambda: False
+    passes = _passes(source, texts, layer_metrics, views, seed)
     sizes = [input_sizes(source, inputs, prompt=prompt) for inputs in passes]
     stage = Stage(progress, "measuring", sum(map(sum, sizes)))
 
@@ -84,10 +78,6 @@ def measure_layers(
     )
 
 
-def _not_distributed() -> bool:
-    return False
-
-
 def _check_views(views: Any, count: int) -> int | list[list[Any]]:
     """Return the number of views, or the views themselves, each with one entry per text."""
     if not isinstance(views, list | tuple):
@@ -101,21 +91,25 @@ def _check_views(views: Any, count: int) -> int | list[list[Any]]:
     return lists
 
 
-def _copies(source: LayerSource, texts: Sequence[Any], views: int | Sequence[Any], seed: int) -> Sequence[Any]:
-    """Return the texts without a quarter of their words; for images and audio the first view, passed or new."""
-    if medium_of(texts[0], source.media) == "text":
-        return drop_words(texts, seed=seed)
-    passed = [] if isinstance(views, int) else views
-    return (passed or _augment(source, texts, 1, seed))[0]
+def _passes(
+    source: LayerSource, texts: list[Any], metrics: Mapping[str, LayerMetric], views: int | list[list[Any]], seed: int
+) -> list[Sequence[Any]]:
+    """Return the inputs of each pass: the texts, the shortened copies and the views that metrics need.
 
-
-def _augment(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Sequence[Sequence[Any]]:
-    """Return views of the texts, images or waveforms."""
+    The first view of images and waveforms replaces the shortened copies of texts.
+    """
     medium = medium_of(texts[0], source.media)
-    if not views:
-        return []
     if medium == "text":
         # nlpaug takes time by the square of a text's length, and changes few words, perhaps none that the model reads.
         most = None if source.max_seq_length is None else CHARACTERS_PER_TOKEN * source.max_seq_length
-        return augment([text[:most] for text in texts], views=views, seed=seed)
-    return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
+        make_views: Any = partial(augment, [text[:most] for text in texts], seed=seed)
+    else:
+        make_views = partial(augment_media, texts, medium, seed=seed, max_pixels=source.max_pixels)
+    count, has_copies = num_views(metrics), num_copies(metrics)
+    num_made = max(count, has_copies if medium != "text" else 0)
+    made = views if not isinstance(views, int) and views else make_views(views=num_made) if num_made else []
+    copies = [drop_words(texts, seed=seed) if medium == "text" else made[0]] if has_copies else []
+    if isinstance(texts[0], str) and count:
+        # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
+        return [texts, *copies, [text for view in made[:count] for text in view]]
+    return [texts, *copies, *made[:count]]

@@ -122,7 +122,7 @@ def test_invalid_shapes_and_folds_are_refused() -> None:
     labels = torch.arange(20) % 2
     with pytest.raises(OptionError, match=r"`vectors` must be \(L, N, D\)"):
         ridge_correct(torch.ones(20, 3), labels)
-    with pytest.raises(OptionError, match="`folds` must be 2 or more, but got 1"):
+    with pytest.raises(OptionError, match="`folds` must be a whole number, 2 or more, but got 1"):
         ridge_correct(torch.ones(1, 20, 3), labels, folds=1)
 
 
