@@ -1,8 +1,9 @@
 """Embed texts as units on processes of this machine, compare with one process, and simulate more workers.
 
 ``python -m benchmarks.speed.units --texts 24576`` writes ``benchmarks/results/units.md``. The processes have loaded the model before
-the clock starts. More workers are simulated by giving each the next unit as soon as it is free, with the measured times
-of the units, repeated until they hold as many texts as ``--simulated``.
+the clock starts. Times are of the processor, so that other programs on the machine do not count. More workers are
+simulated by giving each the next unit as soon as it is free, with the measured times of the units, repeated until they
+hold as many texts as ``--simulated``.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Timed:
 
     def submit(self, function: Callable[[Any], Any], unit: Any) -> Future[Any]:
         """Call the function."""
-        start, future = time.perf_counter(), Future[Any]()
+        start, future = time.process_time(), Future[Any]()
         future.set_result(function(unit))
-        self.seconds.setdefault(unit.step, []).append(time.perf_counter() - start)
+        self.seconds.setdefault(unit.step, []).append(time.process_time() - start)
         return future
 
 
@@ -50,6 +51,17 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     for each in seconds:
         heapq.heapreplace(free, free[0] + each)
     return max(free)
+
+
+def processor_seconds(processes: Processes) -> float:
+    """Return the processor time of this process and of an executor's."""
+
+    def wait(seconds: float) -> float:
+        time.sleep(seconds)  # so that each process answers once
+        return time.process_time()
+
+    futures = [processes.submit(wait, 0.5) for _ in range(processes.count)]
+    return time.process_time() + sum(future.result() for future in futures)
 
 
 def peak_megabytes() -> float:
@@ -71,25 +83,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
-        def run(file: str, count: int, executor: Any) -> float:
-            start = time.perf_counter()
+        def run(file: str, count: int, executor: Any) -> None:
             embed(given.model, texts[:count], folder / file, layers=[-1], device="cpu", executor=executor)
-            return time.perf_counter() - start
 
-        shared = Processes(given.processes)
-        try:
+        with Processes(given.processes) as shared:
             run("warm.npy", 64 * given.processes, shared)
-            before = peak_megabytes()
-            some = run("some.npy", given.texts // 2, shared)
-            half = peak_megabytes()
-            together = run("many.npy", given.texts, shared)
-            driver = peak_megabytes()
-        finally:
-            shared.shutdown()
+            run("some.npy", given.texts // 2, shared)
+            half, start = peak_megabytes(), processor_seconds(shared)
+            run("many.npy", given.texts, shared)
+            together, driver = processor_seconds(shared) - start, peak_megabytes()
         timed = Timed()
         run("warm2.npy", 64, timed)
         timed.seconds.clear()
-        alone = run("one.npy", given.texts, timed)
+        start = time.process_time()
+        run("one.npy", given.texts, timed)
+        alone = time.process_time() - start
         equal = (folder / "one.npy").read_bytes() == (folder / "many.npy").read_bytes()
     blocks = timed.seconds["embed"]
     total = given.simulated * len(blocks) // given.texts
@@ -98,13 +106,13 @@ def main() -> None:
     page = f"""# Units on several processes
 
 `python -m benchmarks.speed.units --texts {given.texts}`: {given.texts:,} made texts, {given.model}, {device_name("cpu")}, one thread a
-process. The processes had loaded the model.
+process. The processes had loaded the model. Times are of the processor.
 
 | | |
 |---|---|
 | one process, s | {alone:.1f} |
-| {given.processes} processes, s | {together:.1f} |
-| {given.processes} processes x their time, of the time of one | {together * given.processes / alone:.2f} |
+| {given.processes} processes and their driver, s | {together:.1f} |
+| of the time of one | {together / alone:.2f} |
 | the same file, to the byte | {"yes" if equal else "no"} |
 | peak of the driver with {given.texts // 2:,} texts, and with {given.texts:,}, MB | {half:.0f}, {driver:.0f} |
 
@@ -113,7 +121,7 @@ time of the last, of the sum of all times.
 
 {table(["workers", "ratio"], rows)}"""
     (RESULTS / "units.md").write_text(page)
-    print(page, f"({some:.1f} s for half of the texts; {before:.0f} MB before)")
+    print(page)
 
 
 if __name__ == "__main__":
