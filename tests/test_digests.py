@@ -38,7 +38,7 @@ from midlayer_encoders.sweeping.request import SweepSettings
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweeps import Sweep
 from midlayer_encoders.tasks import resolve_tasks
-from midlayer_encoders.tasks.samples import _rank
+from midlayer_encoders.tasks.sampled_tasks import _rank
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.tables import Columns
 from midlayer_encoders.tasks.task_data import TaskData

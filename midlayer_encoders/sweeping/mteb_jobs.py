@@ -53,8 +53,8 @@ from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.process_pool import ProcessPool
 from midlayer_encoders.sweeping.store import TextNotStoredError
 from midlayer_encoders.tasks.mteb_internals import listed_columns, prompt_name
-from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
+from midlayer_encoders.tasks.task_data import whole_name
 
 _POLL_SECONDS = 0.2
 _FORMAT = 2  # of the score files; another number invalidates them

@@ -1,9 +1,12 @@
 """mteb tasks whose data is a sample.
 
-This module imports mteb, which takes seconds: import it inside functions.
+The sample depends on the rows' numbers, labels and ids only, so every process draws the same one, and a sample contains
+every smaller one. This module imports mteb, which takes seconds: import it inside functions.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,12 +14,16 @@ from datasets import Dataset
 from mteb import abstasks
 from mteb.abstasks import AbsTask
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks.mteb_internals import content_columns
-from midlayer_encoders.tasks.samples import sample_order, sampled_ids, score_bins, training_order, whole_name
+from midlayer_encoders.tasks.task_data import whole_name
 
 #: Documents of a sampled corpus for each query of the limit, besides the relevant ones.
 DOCUMENTS_PER_QUERY = 20
+
+_BINS = 10  # of equal size, for scores
+_FEWEST_STRATA = 3  # in every sample: with one label there is no score, and mteb scores two labels in another way
 
 _Rows = dict[str, tuple[int, int, int]]
 
@@ -173,3 +180,69 @@ def sampled_rows(task: Any) -> _Rows:
 @cache
 def _sampled_class(task_class: type[AbsTask]) -> type[AbsTask]:
     return type(task_class.__name__, (_Sampled, task_class), {})
+
+
+def sample_order(strata: Sequence[str]) -> list[int]:
+    """Return all rows in an order whose every beginning has each stratum in proportion, to within a row or two.
+
+    The order begins with a row of each of the three largest strata.
+
+    Args:
+        strata: the stratum of each row.
+
+    Example:
+        >>> order = sample_order(["a"] * 60 + ["b"] * 30 + ["c"] * 10)
+        >>> Counter("aaaaaabbbc"[row // 10] for row in order[:10])
+        Counter({'a': 6, 'b': 3, 'c': 1})
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for row, stratum in enumerate(strata):
+        members[stratum].append(row)
+    places: list[tuple[float, str, int]] = []
+    for stratum, rows in members.items():
+        # A start by chance: otherwise all strata of the same size would come at once.
+        start = int(_rank(stratum), 16) / 2**64
+        ranked = sorted((_rank(row), row) for row in rows)
+        places += [((start + number) / len(rows), rank, row) for number, (rank, row) in enumerate(ranked)]
+    order = [row for _, _, row in sorted(places)]
+    largest = sorted(members, key=lambda stratum: (-len(members[stratum]), stratum))[:_FEWEST_STRATA]
+    first = [next(row for row in order if strata[row] == stratum) for stratum in largest]
+    return list(dict.fromkeys([*first, *order]))
+
+
+def training_order(labels: Sequence[Sequence[str]], per_label: int) -> tuple[list[int], int]:
+    """Return all rows with ``per_label`` rows of each label first, and the number of these.
+
+    Args:
+        labels: the labels of each row, one or several.
+        per_label: rows of a label on which a classifier is trained.
+    """
+    order = sample_order([" ".join(sorted(row)) for row in labels])
+    counts = Counter[str]()
+    first: list[int] = []
+    for row in order:
+        if any(counts[label] < per_label for label in labels[row]):
+            first.append(row)
+            counts.update(labels[row])
+    return list(dict.fromkeys([*first, *order])), len(first)
+
+
+def score_bins(scores: Sequence[float]) -> list[str]:
+    """Return the bin of each score, of ten with equal numbers of rows; equal scores share a bin.
+
+    Example:
+        >>> score_bins([0.0, 0.0, 1.5, 2.5, 5.0])
+        ['0', '0', '4', '6', '8']
+    """
+    ordered = sorted(scores)
+    return [str(_BINS * bisect_left(ordered, score) // len(scores)) for score in scores]
+
+
+def sampled_ids(ids: Iterable[str], count: int) -> set[str]:
+    """Return the first ids in a fixed random order."""
+    return set(sorted(ids, key=_rank)[:count])
+
+
+def _rank(item: int | str) -> str:
+    """Return the place of a row, a stratum or an id in a fixed random order."""
+    return content_digest(f"{type(item).__name__} {item}", 8)

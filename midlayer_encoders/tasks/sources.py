@@ -18,7 +18,6 @@ from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks import tables
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.own_data import beir_files, own_data, split_tables
-from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
 from midlayer_encoders.tasks.tables import SUFFIXES, USUAL_NAMES, Columns, Table, TaskFileError, is_data
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.validation import check_count, check_flag
@@ -37,6 +36,7 @@ PAPER_TASKS: tuple[str, ...] = tuple(REFERENCE_DATASETS)
 
 _log = logging.getLogger(__name__)
 
+_MIN_LIMIT = 10  # rows below which scores have no interval
 _NO_DATA = TaskData(type="Unlabeled", splits={})
 _TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2", "query", "positive", "negative")
 _SPLITS = {"train", "test", "validation"}
@@ -226,7 +226,7 @@ def limited_sources(sources: Sequence[TaskSource], limit: int | None) -> list[Ta
     """Return the sources limited to a sample of ``limit`` rows; all rows if it is ``None``. Texts stay as they are."""
     if limit is None:
         return list(sources)
-    limit = check_count("limit", limit, minimum=SMALLEST_LIMIT)
+    limit = check_count("limit", limit, minimum=_MIN_LIMIT)
     return [source if isinstance(source, TextsSource) else SampledSource(source, limit) for source in sources]
 
 

@@ -67,6 +67,16 @@ def task_label(name: str) -> str:
     return re.sub(r"-[0-9a-f]{8}(?=$|\[\d+\]$)", "", name)
 
 
+def whole_name(name: str) -> str:
+    """Return a task's name without its limit.
+
+    Example:
+        >>> whole_name("Banking77Classification[500]"), whole_name("STS12")
+        ('Banking77Classification', 'STS12')
+    """
+    return re.sub(r"\[\d+\]$", "", name)
+
+
 def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     """Return rows as named columns."""
     return {name: [row[number] for row in rows] for number, name in enumerate(names)}

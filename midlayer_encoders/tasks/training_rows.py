@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.tasks import tables
 from midlayer_encoders.tasks.sources import TaskSource, own_texts, task_sources
-from midlayer_encoders.tasks.tables import COLUMN_CURE, TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
+from midlayer_encoders.tasks.tables import TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError, read_table
 from midlayer_encoders.validation import check_count, check_list, check_texts
 
 RowKind: TypeAlias = Literal["pairs", "scored", "labels", "texts"]
@@ -97,24 +97,16 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]], columns: Columns
     Raises:
         TaskFileError: naming the file, the invalid rows and columns, and the requirement.
     """
-    if isinstance(pairs, Path | str):
-        path = Path(pairs)
-        table = tables.read_table(path, Columns(drop_empty=columns.drop_empty))
-        if columns != USUAL_NAMES and not _has_pairs(table):
-            table = tables.read_table(path, columns)  # the cells of a label are read in their own way
-    else:
-        rows = check_list("pairs", pairs, "rows")
-        for row in rows:
-            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-                example = "{'anchor': …, 'positive': …}"
-                raise OptionError(f"`pairs` must hold dicts, as {example}, but got {short_repr(row)}.")
-        table = tables.read_table(rows, Columns(drop_empty=columns.drop_empty), "`pairs`")
-        table = table if _has_pairs(table) else tables.read_table(rows, columns, "`pairs`")
+    source: Any = Path(pairs) if isinstance(pairs, Path | str) else check_list("pairs", pairs, "rows")
+    if isinstance(source, list) and not all(isinstance(row, Mapping) for row in source):
+        raise OptionError(f"`pairs` must hold dicts, as {{'anchor': …, 'positive': …}}, but got {short_repr(source)}.")
+    table = read_table(source, Columns(drop_empty=columns.drop_empty), "`pairs`")
+    if columns != USUAL_NAMES and not _has_pairs(table):
+        table = read_table(source, columns, "`pairs`")  # the cells of a label are read in their own way
     kind, rows = _rows(table)
     distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
     if len(distinct) < _MIN_ROWS:
-        count = f"all {len(rows)} are alike" if len(rows) > 1 else "has one"
-        raise TaskFileError(f"{table.path} must have two rows or more that differ, but {count}.")
+        raise TaskFileError(f"{table.path} must have two rows or more that differ, but has {len(distinct)}.")
     if kind == "pairs" and all(row["anchor"] == row["positive"] for row in distinct):
         raise TaskFileError(
             f"{table.path} must pair texts with others, but in all {len(rows)} rows both are the same text."
@@ -195,7 +187,7 @@ def _rows(table: Table) -> tuple[RowKind, list[Row]]:
                 f"{table.path} must have the columns of pairs, but has {', '.join(table.columns)}. Pairs: anchor and "
                 "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
                 "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label. "
-                f"{COLUMN_CURE}"
+                f"{tables.COLUMN_CURE}"
             )
         cells = table.complete(text, label).checked({text: TEXT, label: tables.LABEL})
         return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in zip(*cells, strict=True)]

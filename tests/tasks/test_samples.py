@@ -12,7 +12,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks.samples import sample_order, training_order
+from midlayer_encoders.tasks.sampled_tasks import sample_order, training_order
 from midlayer_encoders.tasks.sources import ObjectSource, SampledSource, limited_sources, task_sources
 from midlayer_encoders.tasks.tfidf import task_texts
 from tests.scoring.made import retrieval

@@ -80,8 +80,8 @@ def test_a_query_with_several_passages_is_a_row_for_each() -> None:
         ),
         ("a.csv", "anchor,positive\n", "a.csv must have rows, but is empty"),
         ("a.jsonl", "", "a.jsonl must have rows, but is empty"),
-        ("a.csv", "anchor,positive\na,b\n", "must have two rows or more that differ, but has one"),
-        ("a.csv", "anchor,positive\n" + "a,b\n" * 3, "must have two rows or more that differ, but all 3 are alike"),
+        ("a.csv", "anchor,positive\na,b\n", "must have two rows or more that differ, but has 1"),
+        ("a.csv", "anchor,positive\n" + "a,b\n" * 3, "must have two rows or more that differ, but has 1"),
         ("a.csv", "anchor,positive\na,a\nb,b\n", "in all 2 rows both are the same text"),
         (
             "a.csv",

@@ -1,7 +1,7 @@
 """Scores of all layers of a task, computed for as many layers at once as memory allows."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.metrics.label_accuracy import all_alike
+from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.sweeping.scoring.retrieval import Ranking
 
 _WHOLE_LAYER = 1 << 26  # numbers of a layer that is read at once: 256 MiB
@@ -67,21 +68,16 @@ def resampled_scores(
     if isinstance(scorer, Ranking) and scorer.candidates is None and len(keys) * dim > _WHOLE_LAYER:
         return {layer: _scores_in_blocks(scorer, keys, layer, read, dim, device, done) for layer in layers}
     layer_values: dict[int, list[float]] = {}
-    first = read(layers[0], keys)
-    layer_bytes = 4 * scorer.size_per_layer(*first.shape)
+    layer_bytes = 4 * scorer.size_per_layer(len(keys), dim)
     count = max((budget or memory_budget(device)) // max(layer_bytes, 1), 1)
     parts = [layers[start : start + count] for start in range(0, len(layers), count)]
-    with full_precision(device.type), torch.inference_mode(), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(lambda: first)
-        unread = iter(layers[1:])
+    read_layers = ahead(lambda layer: read(layer, keys), layers, depth=1)
+    with full_precision(device.type), torch.inference_mode(), closing(read_layers):
         for part in parts:
-            # Copied layer by layer, while the next is read: the host holds at most the first, the current and the next.
-            vectors = torch.empty((len(part), *first.shape), device=device)
-            for layer_vectors in vectors:
-                rows = following.result()
-                if (layer := next(unread, None)) is not None:
-                    following = pool.submit(read, layer, keys)
-                layer_vectors.copy_(torch.from_numpy(rows))
+            # Copied layer by layer, while the next is read: the host holds at most the current and the next.
+            vectors = torch.empty((len(part), len(keys), dim), device=device)
+            for layer_vectors, (_, rows) in zip(vectors, read_layers, strict=False):
+                layer_vectors.copy_(torch.from_numpy(rows()))
             valid = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
             scores = _scores(scorer, torch.where(valid[:, None, None], vectors, 0))
             scores = torch.where(valid[:, None], scores, torch.nan)
@@ -107,10 +103,10 @@ def _scores_in_blocks(
         vectors = torch.from_numpy(read(layer, [keys[row] for row in rows.tolist()])).to(device)
         torch.minimum(lowest, vectors.amin(dim=0), out=lowest)
         torch.maximum(highest, vectors.amax(dim=0), out=highest)
-        return vectors[None]
+        return vectors
 
     with full_precision(device.type), torch.inference_mode():
-        scores, resampled = scorer.resampled_in_blocks(read_rows, dim)
+        scores, resampled = scorer.resampled_in_blocks(read_rows, dim, device)
         values = torch.cat([scores[:, None], resampled], dim=1)[0]
     extremes = torch.stack([lowest, highest])
     done(1)

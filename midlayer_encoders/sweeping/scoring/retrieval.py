@@ -57,10 +57,10 @@ def ranking_score(gains: Tensor, valid: Tensor, ideal: Tensor, *, score: str, cu
     return (hits / rank if score == "mrr" else hits).amax(dim=-1)  # mrr, hit_rate
 
 
-#: Returns the vectors of some of a task's rows at each layer, shape ``(L, N, D)``.
+#: Returns the vectors of some of a task's rows, shape ``(N, D)``.
 ReadRows: TypeAlias = Callable[[Tensor], Tensor]
 
-#: Similarities and numbers ``(L, Q, K)`` of the most similar documents of each part of the queries.
+#: Similarities and numbers ``(Q, K)`` of the most similar documents of each part of the queries.
 _Best: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -98,16 +98,20 @@ class Ranking:
         """Return the mean over queries, rounded like mteb's ``(L,)``, and means over resampled queries ``(L, S)``."""
         if self.candidates is not None:
             return self._means(self._reranked(vectors))
-        return self._means(self._searched(lambda rows: vectors[:, rows.to(vectors.device)], len(self.documents)))
+        read_layers = [layer.__getitem__ for layer in vectors]
+        layers = [self.resampled_in_blocks(read, vectors.shape[2], vectors.device) for read in read_layers]
+        scores, resampled = zip(*layers, strict=True)
+        return torch.cat(scores), torch.cat(resampled)
 
-    def resampled_in_blocks(self, read: ReadRows, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the same from vectors that are read block by block, for queries that rank all documents.
+    def resampled_in_blocks(self, read: ReadRows, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the same of one layer, for queries that rank all documents, which are read block by block.
 
         Args:
             read: called in another thread, one block ahead.
-            dim: number D of dimensions of the vectors at all layers that are read.
+            dim: number D of dimensions of the vectors.
+            device: device of the vectors.
         """
-        return self._means(self._searched(read, max(_BLOCK // dim, 1)))
+        return self._means(self._searched(read, max(_BLOCK // dim, 1), device))
 
     def _means(self, rankings: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         by_query = []
@@ -123,32 +127,28 @@ class Ranking:
         """Return approximately how many numbers of four bytes a layer needs."""
         return 3 * rows * dim
 
-    def _searched(self, read: ReadRows, block: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield groups of queries: places, ranked documents at each layer ``(L, Q, K)``, and which are valid.
+    def _searched(self, read: ReadRows, block: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield groups of queries: places, ranked documents ``(1, Q, K)``, and which are valid.
 
         Args:
             read: returns the vectors of rows.
             block: documents that are read at a time.
+            device: device of the vectors.
         """
         blocks = torch.split(self.documents.argsort(), block)  # in the order of rows: nearby rows are stored together
-        all_queries = read(self.queries)
-        device = all_queries.device
-        depth = min(self.depth + 1, len(self.documents))
-        size = max(_BLOCK // (len(all_queries) * min(block, len(self.documents))), 1)
-        group = size if len(blocks) == 1 else max(_BLOCK // (len(all_queries) * depth), 1)
-        documents = read(self.documents[blocks[0]]) if len(blocks) == 1 else None
-        for places in torch.split(torch.arange(len(self.queries), device=device), group):
-            queries = torch.split(all_queries[:, places], size, dim=1)
-            best: _Best = [(part[:, :, :0], part[:, :, :0].long()) for part in queries]
-            if documents is not None:
-                best = self._closer(best, queries, documents, blocks[0].to(device), depth)
-            else:
-                for numbers, following in ahead(lambda numbers: read(self.documents[numbers]), blocks, depth=1):
-                    best = self._closer(best, queries, following(), numbers.to(device), depth)
-            similarities, numbers = (torch.cat(parts, dim=1) for parts in zip(*best, strict=True))
-            by_id = numbers.argsort(dim=2)  # ties in the order of their ids
-            order = similarities.gather(2, by_id).sort(dim=2, descending=True, stable=True).indices[..., : self.depth]
-            numbers = numbers.gather(2, by_id).gather(2, order)
+        all_queries = read(self.queries.to(device))
+        documents = self.documents.to(device)
+        depth = min(self.depth + 1, len(documents))
+        for places in torch.split(torch.arange(len(all_queries), device=device), max(_BLOCK // depth, 1)):
+            queries = torch.split(all_queries[places], max(_BLOCK // min(block, len(documents)), 1))
+            best: _Best = [(part[:, :0], part[:, :0].long()) for part in queries]
+            rows = (numbers.to(device) for numbers in blocks)
+            for numbers, following in ahead(lambda numbers: read(documents[numbers]), rows, depth=1):
+                best = self._closer(best, queries, following(), numbers, depth)
+            similarities, numbers = (torch.cat(parts) for parts in zip(*best, strict=True))
+            by_id = numbers.argsort(dim=1)  # ties in the order of their ids
+            order = similarities.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices[:, : self.depth]
+            numbers = numbers.gather(1, by_id).gather(1, order)[None]
             yield places, numbers, torch.ones_like(numbers, dtype=torch.bool)
 
     def _closer(self, best: _Best, queries: Sequence[Tensor], documents: Tensor, numbers: Tensor, depth: int) -> _Best:
@@ -156,12 +156,12 @@ class Ranking:
         similarity = SimilarityFunction.to_similarity_fn(self.similarity)
         merged = []
         for (values, ranked), part in zip(best, queries, strict=True):
-            similarities = torch.stack([similarity(x, y) for x, y in zip(part, documents, strict=True)])
-            closest = similarities.topk(min(depth, similarities.shape[2]), dim=2)
-            values = torch.cat([values, closest.values], dim=2)
-            ranked = torch.cat([ranked, numbers[closest.indices]], dim=2)
-            top = values.topk(min(depth, values.shape[2]), dim=2)
-            merged.append((top.values, ranked.gather(2, top.indices)))
+            similarities = similarity(part, documents)
+            closest = similarities.topk(min(depth, similarities.shape[1]), dim=1)
+            values = torch.cat([values, closest.values], dim=1)
+            ranked = torch.cat([ranked, numbers[closest.indices]], dim=1)
+            top = values.topk(min(depth, values.shape[1]), dim=1)
+            merged.append((top.values, ranked.gather(1, top.indices)))
         return merged
 
     def _reranked(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
