@@ -118,7 +118,7 @@ def encoder_digests(world: Any) -> Iterator[str]:
     assert encoder.spec.digest == LayerEncoder(world.folder, 2, **encoder.options.changed()).spec.digest
 
 
-@digest("tasks/samples.py", "_rank")
+@digest("tasks/sampled_tasks.py", "_rank")
 def ranks(_: Any) -> Iterator[str]:
     yield from (_rank(1), _rank("1"), _rank("2"), _rank(2))
 
