@@ -146,8 +146,8 @@ class EncoderSpec:
         tower_layers: name and layer of each tower of a joint model.
         similarity: similarity function, as in sentence-transformers' ``similarity_fn_name``.
         prompting: template and pooled tokens, as JSON; empty for the plain text.
-        parts: name and digest of everything else: the model's files and own code, the implementation of attention,
-            changes in memory, and the generation of the package's numerics.
+        parts: name and digest of everything else: the model's files and own code, tokenizer, implementation of
+            attention, changes in memory, and the generation of the package's numerics.
     """
 
     model: str

@@ -63,7 +63,7 @@ class Description:
     def processor(self, processor: Any) -> Any:
         """Describe a tokenizer, a processor of images or audio, a processor that holds several, or a function."""
         saved: Any = None if isinstance(processor, PreTrainedTokenizerBase) else getattr(processor, "to_dict", dict)()
-        return [self._settings(processor), self(saved), self(_vocabulary(processor))]
+        return [self._settings(processor), self(saved)]
 
     def _config(self, config: Any) -> Any:
         if not hasattr(config, "to_dict"):
@@ -196,7 +196,7 @@ def processors(encoder: Any) -> list[Any]:
     return [processor, *(getattr(processor, name) for name in inside)]
 
 
-def _vocabulary(tokenizer: Any) -> Any:
+def vocabulary(tokenizer: Any) -> Any:
     """Return the vocabulary of a tokenizer, and all steps from a text to its tokens."""
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or hasattr(tokenizer, "backend_tokenizer"):
         return getattr(tokenizer, "backend_tokenizer", None)

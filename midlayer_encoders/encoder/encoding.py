@@ -161,8 +161,6 @@ def _preprocess_texts(encoder: Any, inputs: Sequence[Any], prompt: str | None, *
     features = SentenceTransformer.preprocess(encoder, inputs, prompt=prompt, **kwargs)
     _check_ids(encoder, features.get("input_ids"))
     _warn_truncation(encoder, inputs, features, prompt)
-    if "unknown" not in encoder.warned:
-        _warn_unknown(encoder, inputs, features)
     placed = encoder.counting.placed
     if placed.question and bool((features["attention_mask"].sum(dim=1) <= placed.added).any()):
         message = "An empty text has no copies: its vector is that of the end of its prompt; reported once."
@@ -217,24 +215,6 @@ def _warn_truncation(encoder: Any, inputs: Sequence[Any], features: dict[str, An
             "split long texts."
         )
         _warn_once(encoder, "truncation", message, length, kept_length, inputs[row][:40])
-
-
-def _warn_unknown(encoder: Any, inputs: Sequence[Any], features: dict[str, Any]) -> None:
-    unknown = getattr(encoder.tokenizer, "unk_token_id", None)
-    names = ("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")
-    mask = features.get("attention_mask")
-    if unknown is None or mask is None or unknown in [getattr(encoder.tokenizer, name, None) for name in names]:
-        return
-    words = features["input_ids"][mask.bool()]
-    special = [token for token in getattr(encoder.tokenizer, "all_special_ids", ()) if token != unknown]
-    words = words[~torch.isin(words, torch.tensor(special, dtype=words.dtype))]
-    share = float((words == unknown).float().mean()) if len(words) else 0.0
-    if share > 0.5:
-        message = (
-            "%.0f%% of the tokens of a batch (%r…) are unknown to the tokenizer of %s; reported once. Texts of unknown "
-            "tokens have equal vectors: check letter case, language and alphabet."
-        )
-        _warn_once(encoder, "unknown", message, 100 * share, str(inputs[0])[:40], encoder.name)
 
 
 # --- the forward pass ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from midlayer_encoders._types import EncoderSpec, Precision, content_digest
-from midlayer_encoders.encoder.description import Description
+from midlayer_encoders.encoder.description import Description, processors, vocabulary
 from midlayer_encoders.encoder.digests import weights_digest
 from midlayer_encoders.encoder.options import option_names
 from midlayer_encoders.encoder.prompting import prompting_settings
@@ -62,6 +62,7 @@ def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
         now = dict.fromkeys(encoder.loaded, "gone") | describe.parts()
     parts: dict[str, Any] = {
         "attention": getattr(config, "_attn_implementation", None),
+        "tokenizer": [vocabulary(processor) for processor in processors(encoder)],
         "code": [describe.code(), describe.hooks(torch.nn.modules.module, "_global")],
         "memory": {path: part for path, part in now.items() if encoder.loaded.get(path) != part},
         "files": [encoder.files, *(getattr(encoder.options, name) for name in option_names("vectors"))],

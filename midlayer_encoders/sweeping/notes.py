@@ -135,7 +135,7 @@ def _recipe_hint(encoder: LayerEncoder, tokens: Mapping[str, float], run: Mappin
     """Return the advice to try a prompt, with its cost, if a causal language model read plain texts."""
     if not tokens or encoder.saved.modules or not encoder.reads_plainly:
         return ""
-    with mock.patch.object(encoder, "warned", {"unknown"}):  # a model of proteins does not know these words
+    with mock.patch.object(encoder, "warned", {"truncation"}):  # these are no texts of the user
         inputs = encoder.model_inputs(_TIMED_TEXTS[:1])
     if looks_ahead(encoder.transformer, encoder.anatomy, inputs):
         return ""
@@ -264,7 +264,7 @@ def _device_name(encoder: LayerEncoder) -> str:
 def _time_passes(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int, float], int, int]:
     """Return the seconds until a pass reaches each layer, the least of several passes; tokens of a text; passes."""
     model: Any = encoder[0].model
-    with mock.patch.object(encoder, "warned", {"unknown"}):  # a model of proteins does not know these words
+    with mock.patch.object(encoder, "warned", {"truncation"}):  # these are no texts of the user
         features = encoder.preprocess(_TIMED_TEXTS)
     inputs: dict[str, Any] = {
         key: features[key].to(encoder.device) for key in ("input_ids", "attention_mask") if key in features

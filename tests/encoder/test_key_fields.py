@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from midlayer_encoders import EncoderOptions, LayerEncoder
-from midlayer_encoders.encoder.description import Description, processors
+from midlayer_encoders.encoder.description import Description, processors, vocabulary
 from tests.support.tiny_folders import TEXTS, Folder, joint_image_processor, tokenizer
 
 #: Option, its other value, and the options that both encoders have.
@@ -87,7 +87,8 @@ def test_every_option_is_in_one_of_these_tests() -> None:
 
 def state(processor: Any) -> str:
     parts: Any = processors([SimpleNamespace(processor=processor)])
-    return json.dumps(list(map(Description(nn.Identity()).processor, parts)), sort_keys=True)
+    describe = Description(nn.Identity())
+    return json.dumps([[describe.processor(part), describe(vocabulary(part))] for part in parts], sort_keys=True)
 
 
 def joint() -> Any:

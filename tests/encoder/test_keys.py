@@ -23,7 +23,7 @@ from transformers.models.llama import modeling_llama
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import spec as specs
-from midlayer_encoders.encoder.description import Description
+from midlayer_encoders.encoder.description import Description, vocabulary
 from tests.support.made_media import IMAGES
 from tests.support.tiny_folders import TEXTS, Folder, save_joint, save_tiny
 
@@ -179,9 +179,9 @@ def test_slow_tokenizer_is_part_of_the_digest(tmp_path: Path) -> None:
     states = []
     for name, order in (("a", "LAGV"), ("b", "LAVG")):
         (tmp_path / name).write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *order, "<mask>"]))
-        states.append(Description(nn.Identity()).processor(EsmTokenizer(str(tmp_path / name))))
+        states.append(vocabulary(EsmTokenizer(str(tmp_path / name))))
     (tmp_path / "copy").write_text((tmp_path / "a").read_text())
-    states.append(Description(nn.Identity()).processor(EsmTokenizer(str(tmp_path / "copy"))))
+    states.append(vocabulary(EsmTokenizer(str(tmp_path / "copy"))))
     assert states[0] != states[1]
     assert states[0] == states[2]
 

@@ -1,7 +1,6 @@
 """Folders without a vocabulary, texts of unknown tokens, and configs that count too many blocks."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -45,24 +44,6 @@ def test_tiny_vocabulary_that_fits_its_model_is_read(tmp_path: Path) -> None:
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]", "bos_token": "[BOS]"}
     tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **names).save_pretrained(tmp_path)
     assert LayerEncoder(str(tmp_path), 1, device="cpu").tokenizer("1")["input_ids"] == [5]
-
-
-def test_batch_of_unknown_tokens_is_reported_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    with caplog.at_level(logging.WARNING):
-        encoder.encode([*TEXTS, "naïve"])
-        assert "unknown" not in caplog.text
-        for _ in range(2):
-            encoder.encode(["пример", "текст"])
-    assert caplog.text.count("100% of the tokens of a batch ('пример'…) are unknown to the tokenizer of") == 1
-
-
-def test_more_than_half_of_the_tokens_must_be_unknown(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
-    encoder.encode(["abпр"])
-    assert not caplog.messages
-    encoder.encode(["abпри"])
-    assert caplog.messages[0].startswith("60% of the tokens of a batch ('abпри'…)")
 
 
 @pytest.mark.parametrize("count", [10**7, 4097])

@@ -15,28 +15,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save(request.param, tmp_path_factory.mktemp(request.param)), ADDED[request.param]
 
 
-@pytest.mark.parametrize(
-    ("texts", "share"),
-    [
-        (["abпри"], "60%"),  # less than half, if the special tokens counted
-        (["прив"], "100%"),
-        (["a", "при"], "75%"),
-        (["abcd", "приве"], "56%"),
-        (["abпр"], None),  # half is not more than half
-        (["abcdef", "при"], None),
-    ],
-)
-def test_share_of_unknown_tokens_is_of_the_words(
-    texts: list[str], share: str | None, folder: tuple[str, int], caplog: pytest.LogCaptureFixture
-) -> None:
-    encoder = LayerEncoder(folder[0], 1, device="cpu")
-    encoder.encode(texts)
-    encoder.encode(texts)
-    start = f"{share} of the tokens of a batch ("
-    reports = [message.startswith(start) for message in caplog.messages if "unknown" in message]
-    assert reports == ([True] if share else [])
-
-
 @pytest.mark.parametrize("excess", [0, 1, 5])
 @pytest.mark.parametrize("options", [{}, {"prompts": {"a": "x: "}, "default_prompt_name": "a"}])
 def test_truncated_text_is_reported_with_its_tokens(
