@@ -12,10 +12,6 @@ from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
 from midlayer_encoders.validation import check_text, check_texts
 
-_LIGHTNING = (
-    "Lightning's .ckpt holds a LightningModule's whole training state, not a model folder. Write a folder for each "
-    "step: `MyModule.load_from_checkpoint(path).model.save_pretrained('step500')`, and the tokenizer into it."
-)
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 
 
@@ -80,7 +76,11 @@ def find_checkpoints(
         subfolders = [_checkpoint_at(path) for path in folder.iterdir() if _is_checkpoint(path)]
         inside = sorted(subfolders, key=attrgetter("step"))
         if not (inside or names):
-            raise OptionError(f"`model` must be a folder with checkpoints in it. {_describe_contents(folder)}")
+            contents = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+            raise OptionError(
+                "`model` must be a folder that contains checkpoints, such as checkpoint-500 or step500 with a "
+                f"config.json in each, but {folder} holds {contents}."
+            )
         checkpoints = inside if names is None else [_find_checkpoint(name, inside, folder) for name in names]
     elif names:
         checkpoints = [
@@ -131,17 +131,6 @@ def _is_checkpoint(path: Path) -> bool:
     except OptionError:
         return False
     return (path / "config.json").is_file()
-
-
-def _describe_contents(folder: Path) -> str:
-    """Return what a folder without checkpoints contains, and the cure."""
-    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    contents = f"It holds {', '.join(names[:8])}{', …' if len(names) > 8 else ''}." if names else "It is empty."
-    if any(name.endswith(".ckpt") for name in names):
-        return f"{contents} {_LIGHTNING}"
-    if "config.json" in names:
-        return f"{contents} This is a single model: pass the folder that contains its checkpoints."
-    return f"{contents} Checkpoints are sub-folders such as checkpoint-500 or step500, with a config.json in each."
 
 
 def _check_checkpoints(checkpoints: Sequence[Checkpoint], trust_remote_code: bool) -> None:

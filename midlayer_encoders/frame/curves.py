@@ -100,10 +100,9 @@ def _num_layers(frame: pl.DataFrame, model: str) -> int:
             f"`frame` must hold one model at one depth, but {model} has {' and '.join(map(str, counts))} blocks in it: "
             "it mixes different encoders. Filter it first."
         )
-    if not counts:
-        raise OptionError(f"`frame` must have layers above 0 to select from, but {model} has only layer 0.")
-    check_blocks(counts[0], model)
-    return counts[0]
+    num_layers = max(counts, default=0)
+    check_blocks(num_layers, model)
+    return num_layers
 
 
 def check_blocks(num_layers: int, model: str) -> None:

@@ -166,10 +166,10 @@ def test_invalid_revisions_are_refused_before_reading_files(run: Path, tmp_path:
     refused("'step1' and 'step1' are both of step 1", revisions=["step1", "1"])
     refused("'step3' is none of them. There are: step1, checkpoint-2, checkpoint-16", revisions=["step1", "step3"])
     refused("must name a training step.*'main'", revisions=["step1", "main"])
-    refused("This is a single model", model=run / "step1")
-    refused("It is empty", model=tmp_path)
+    refused("must be a folder that contains checkpoints, .* holds config.json", model=run / "step1")
+    refused("must be a folder that contains checkpoints, .* holds nothing", model=tmp_path)
     (tmp_path / "epoch=1-step=500.ckpt").touch()
-    refused(r"It holds epoch=1-step=500.ckpt. Lightning's .ckpt .*save_pretrained", model=tmp_path)
+    refused(r"holds epoch=1-step=500.ckpt", model=tmp_path)
     refused("is not a local folder", model=tmp_path / "epoch=1-step=500.ckpt")
     refused("`revisions` must be given for a model on the hub", model="EleutherAI/pythia-14m")
     with pytest.raises(OptionError, match=r"Write \['step1'\]"):

@@ -141,5 +141,5 @@ def test_curves_of_too_few_blocks_or_several_depths_are_refused(num_layers: int)
     )
     with pytest.raises(OptionError, match="one model at one depth, but m has 6 and 12 blocks in it"):
         curves(mixed)
-    with pytest.raises(OptionError, match="must have layers above 0 to select from, but m has only layer 0"):
+    with pytest.raises(OptionError, match="must have 3 blocks or more to select a layer, but m has 0"):
         curves(frame.filter(layer=0))

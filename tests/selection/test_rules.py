@@ -123,5 +123,5 @@ def test_mixed_and_shallow_frames_are_refused() -> None:
         curves(pl.concat([frame({"dime": VALLEY}), cut]))
     with pytest.raises(OptionError, match="3 blocks or more to select a layer, but m has 2"):
         curves(frame({"dime": [1, 2, 3]}, num_layers=2))
-    with pytest.raises(OptionError, match="only layer 0"):
+    with pytest.raises(OptionError, match="but m has 0"):
         curves(frame({"dime": [1]}))
