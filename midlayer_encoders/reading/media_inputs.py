@@ -186,6 +186,7 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
         >>> waveform["array"].shape, waveform["sampling_rate"]
         ((16000,), 16000)
     """
+    name = str(source) if isinstance(source, str | Path) else "A waveform"
     if isinstance(source, str | Path):
         source = _open_audio(expand_home(source))
     elif isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
@@ -198,10 +199,10 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
             "A waveform must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
             f"but got {short_repr(source)}."
         )
-    samples = _one_channel(_as_array(source[0]))
+    samples = _one_channel(_as_array(source[0]), name)
     own_rate = source[1].item() if getattr(source[1], "shape", None) == () else source[1]  # datasets formats it
     if isinstance(own_rate, bool) or not isinstance(own_rate, int | np.integer) or own_rate < 1:
-        raise InputError(f"A waveform must have a positive number of samples per second, but got {own_rate!r}.")
+        raise InputError(f"{name} must have a positive number of samples per second, but got {own_rate!r}.")
     if rate is not None and rate != own_rate:
         from scipy.signal import resample_poly
 
@@ -230,13 +231,13 @@ def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
             ) from None
 
 
-def _one_channel(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
     if array.ndim == 2 and min(array.shape) <= _MAX_CHANNELS:
         array = array if array.shape[0] >= array.shape[1] else array.T
     elif array.ndim != 1:
-        raise InputError(f"A waveform must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
+        raise InputError(f"{name} must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
     if not array.size or array.dtype.kind == "b":
-        raise InputError("A waveform must have at least one sample, a number.")
+        raise InputError(f"{name} must have at least one sample, a number.")
     samples = array.astype(np.float32)
     if array.dtype.kind == "u":  # 8-bit WAV: 128 is silence
         samples = samples / np.float32(128) - 1
@@ -244,7 +245,7 @@ def _one_channel(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         samples = samples / np.float32(-float(np.iinfo(array.dtype).min))
     samples = samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32)
     if not np.isfinite(samples).all():
-        raise InputError("The samples of a waveform must be finite, but hold NaN or infinity.")
+        raise InputError(f"{name}: its samples must be finite, but hold NaN or infinity.")
     return samples
 
 
