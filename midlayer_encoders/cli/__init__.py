@@ -42,23 +42,16 @@ def main(application: typer.Typer = app, *, resumes: bool | None = None) -> None
         if message := error.format_message():  # typer has printed the help if there is none
             _print_error(message)
         sys.exit(2)
-    except MidlayerError as error:
-        _print_error(str(error))
+    except (MidlayerError, OSError) as error:
+        path = None if isinstance(error, MidlayerError) else error.filename
+        _print_error(str(error) if path is None else f"{path}: {error.strerror}.")  # type: ignore[union-attr]
         sys.exit(2 if isinstance(error, ValueError) else 1)
-    except OSError as error:
-        _print_error(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
-        sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
         code = getattr(ended, "code", _INTERRUPTED)
     if code in (_INTERRUPTED, _TERMINATED):
         effect = "continues from there" if resumes else "starts from the beginning"
         _print_error(f"Stopped. The same command {effect}.", head="")
     sys.exit(code)
-
-
-def command_names() -> list[str]:
-    """Return the names of the commands in the order of the help."""
-    return [str(item.name or getattr(item.callback, "__name__", "")) for item in app.registered_commands]
 
 
 def _print_error(message: str, head: str = "Error: ") -> None:

@@ -29,12 +29,6 @@ _CENTER_FILE = "center.txt"
 #: The paper's metrics that compare no views of a text.
 _DEFAULT_METRICS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
-_SELECTION_STAGES = {
-    "measuring": "tokens measured",
-    "computing": "metrics computed",
-    "labels": "tokens of labeled texts read",
-    "scoring": "label scores computed",
-}
 STAGES = {
     "reading": "tasks read",
     "planning": "tasks planned",
@@ -44,6 +38,7 @@ STAGES = {
     "confirming": "layers confirmed by mteb",
     "measuring": "tokens measured",
     "computing": "metrics computed",
+    "labels": "tokens of labeled texts read",
 }
 
 
@@ -115,7 +110,7 @@ def select_command(
 
     used_labels = None if label_list is None else label_list[:limit]
     arguments: dict[str, Any] = {"rule": rule, "recipes": recipe_list, "all_rules": all_rules, "max_texts": max_texts}
-    with _progress.show_progress(_SELECTION_STAGES) as progress:
+    with _progress.show_progress(STAGES) as progress:
         selection = select(encoder, inputs[:limit], used_labels, seed=seed, progress=progress, **arguments)
     chosen = selection.recipe if selection.parts else selection.rule
     choices = selection.choices_table()

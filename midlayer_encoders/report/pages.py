@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import METRIC_MEANINGS, significant, with_import
+from midlayer_encoders.report.labels import METRIC_MEANINGS, with_import
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,8 +146,3 @@ def layer_rows(columns: Mapping[str, Texts]) -> list[list[str]]:
         *(key for key in keys if isinstance(key, str)),
     ]
     return [["Layer", *columns], *([str(key), *(texts.get(key) or "–" for texts in columns.values())] for key in rows)]
-
-
-def metric_texts(layers: Iterable[int], values: Iterable[float]) -> Texts:
-    """Return values by layer with four significant digits."""
-    return {layer: significant(value, zeros=True) for layer, value in zip(layers, values, strict=True)}

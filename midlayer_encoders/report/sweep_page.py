@@ -17,8 +17,8 @@ from midlayer_encoders.frame.summaries import (
     summary,
 )
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import amount, interval_words, number
-from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, metric_texts, page_html
+from midlayer_encoders.report.labels import amount, interval_words, number, significant
+from midlayer_encoders.report.pages import Texts, block, figure_html, layer_table, page_html
 
 _CHART_TEXT = (
     "In points (score × 100), each panel on its own scale, which does not start at zero. Disc: best layer; square: "
@@ -81,11 +81,11 @@ def report_html(
         text = f"Each metric by layer, on its own scale.{line}{layer_charts.gap_text(chart)}"
         sections["Metrics by depth"] = [text, figure_html(chart, meanings=True)]
     sections["Confirmed by mteb"] = [confirmed_words(frame)]
-    metric_columns = {
-        f"{name} {series.label}".rstrip(): metric_texts(series.layers, series.values)
-        for name, many in metrics.items()
-        for series in many
-    }
+    metric_columns: dict[str, Texts] = {}
+    for name, curves in metrics.items():
+        for curve in curves:
+            texts: Texts = {k: significant(v, zeros=True) for k, v in zip(curve.layers, curve.values, strict=True)}
+            metric_columns[f"{name} {curve.label}".rstrip()] = texts
     columns = score_columns(scores, shared, parameters, seconds)
     sections["The numbers"] = [
         layer_table("Points by layer", columns, best if has_curves else None),
