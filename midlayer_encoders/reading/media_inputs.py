@@ -188,8 +188,12 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
     """
     name = str(source) if isinstance(source, str | Path) else "A waveform"
     if isinstance(source, str | Path):
-        source = _open_audio(expand_home(source))
-    elif isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
+        samples_and_rate = _open_audio(expand_home(source))
+        try:
+            return read_audio(samples_and_rate, rate=rate)
+        except InputError as reason:
+            raise InputError(f"{source}: {reason}") from reason
+    if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
         source = source["array"], source["sampling_rate"]
     elif hasattr(source, "get_all_samples"):  # a torchcodec decoder, which datasets returns
         samples = source.get_all_samples()
