@@ -11,7 +11,6 @@ from tests.docs.frames import BENCH
 from tests.integration.test_real_models import EXPECTED
 
 PAIRS = 1379  # of STSBenchmark's test part
-QUANTIZED = (("float16", "3.1e-04"), ("8bit", "3.2e-04 | 2.8e"), ("4bit", "3.3e-04"))  # rows of the first table
 
 
 def result_row(page: str, start: str) -> list[float]:

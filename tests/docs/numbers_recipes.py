@@ -2,7 +2,6 @@
 
 import re
 
-from benchmarks.intervals import mean_interval
 from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
 from benchmarks.zoo.rivals import OWN_PROMPT
@@ -42,20 +41,6 @@ def stated(recipe: str, *, layers: str) -> list[list[float]]:
     text = (BENCH / "recipes" / "README.md").read_text(encoding="utf8")
     (row,) = re.findall(rf"^\| {re.escape(recipe)} \| {re.escape(layers)} \|(.*)\|$", text, re.MULTILINE)
     return [[float(number) for number in re.findall(r"-?\d+\.\d+", cell)] for cell in row.split("|")]
-
-
-def gain_of_separate_ids() -> list[float]:
-    """Return the least and the most that separate ids gain, and the interval that excludes zero, if it is Gemma's `echo`."""
-    gains = {}
-    for model in ("gemma-3-270m", "tinystories-15m"):
-        for recipe in ("one-word", "echo"):
-            rows = table(f"results/recipe_tokens_{model}.csv").filter(recipe=recipe).sort("task")
-            parts, whole = (rows.filter(ids=ids)["score"] for ids in ("parts", "whole"))
-            gains[model, recipe] = mean_interval((parts - whole).to_list())
-    ((place, (_, low, high)),) = [(key, gain) for key, gain in gains.items() if gain[1] > 0]
-    assert place == ("gemma-3-270m", "echo")
-    means = [mean for mean, _, _ in gains.values()]
-    return [min(means), max(means), len(gains), low, high]
 
 
 def stock_folder() -> list[float]:
