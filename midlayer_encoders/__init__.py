@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:  # the names of _HOMES; those imported as themselves are public
     from midlayer_encoders._types import EncoderSpec as EncoderSpec
