@@ -69,11 +69,6 @@ class Curve:
         """Points of the best layer above the last; never negative."""
         return self.best - self.last
 
-    @property
-    def is_level(self) -> bool:
-        """Whether several layers were scored and all have the same score, to a tenth of a point."""
-        return len(self.points) > 1 and round(self.best - min(self.points.values()), 1) == 0
-
 
 @dataclass(frozen=True)
 class Summary:
