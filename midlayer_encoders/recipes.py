@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from midlayer_encoders._types import JOINS, NORMS, POOLINGS, Join, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
@@ -116,9 +116,8 @@ def _split(argument: str, template: Any) -> TemplateParts:
             f"`{argument}` must hold {_MARK} at most once, between two copies of the text and after other words, but "
             f"got {short_repr(template)}."
         )
-    if len(marked) > 1:
-        return TemplateParts(parts[0], marked[1], parts[-1], marked[0])
-    return TemplateParts(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
+    between = marked[-1] if len(parts) > 2 else None
+    return TemplateParts(parts[0], between, parts[-1], marked[0] if len(marked) > 1 else None)
 
 
 def add_template(
@@ -364,13 +363,12 @@ def check_join(
         if join is not None:
             raise OptionError(f"`join` applies only to a template with a {_MARK}, but got {join!r}.")
         return
-    settings = {"pooling": pooling or "mean", "skip_first": skip_first, "skip_special": skip_special}
-    required = {"pooling": "mean", "skip_first": 0, "skip_special": False}
-    for name, value in settings.items():
-        if value != required[name]:
+    settings = {"pooling": (pooling or "mean", "mean"), "skip_first": (skip_first, 0)}
+    for name, (value, required) in (settings | {"skip_special": (skip_special, False)}).items():
+        if value != required:
             raise OptionError(
-                f"`{name}` must be {required[name]!r} for a template with {_MARK}, whose spans have their own "
-                f"tokens, but got {value!r}."
+                f"`{name}` must be {required!r} for a template with {_MARK}, whose spans have their own tokens, but "
+                f"got {value!r}."
             )
 
 
@@ -474,16 +472,7 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
     return recipes
 
 
-class TakesRecipe(Protocol):
-    """An encoder that can apply other recipes."""
-
-    name: str
-
-    def with_recipe(self, recipe: Recipe | str) -> Any:
-        """Return an encoder that shares the model and applies a recipe."""
-
-
-def try_recipe(encoder: TakesRecipe, recipe: Recipe) -> Any:
+def try_recipe(encoder: Any, recipe: Recipe) -> Any:
     """Return the encoder with a recipe, its spans side by side; ``None`` and a warning if the model refuses it.
 
     A marked template needs a causal model, and any template a fast tokenizer.
@@ -495,7 +484,7 @@ def try_recipe(encoder: TakesRecipe, recipe: Recipe) -> Any:
         return None
 
 
-def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Recipe]:
+def fitting_recipes(encoder: Any, recipes: Sequence[Recipe]) -> list[Recipe]:
     """Return recipes; if all named ones are among them, without marked templates that the model does not take."""
     if not set(RECIPES) <= {recipe.name for recipe in recipes}:
         return list(recipes)
