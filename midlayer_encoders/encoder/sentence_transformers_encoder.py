@@ -29,7 +29,7 @@ from midlayer_encoders.encoder.first_module import check_length
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, name_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import prompt_length
-from midlayer_encoders.encoder.spec import encoder_spec
+from midlayer_encoders.encoder.spec import encoder_spec, mteb_encoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import hub
 from midlayer_encoders.models import transformers_internals as internals
@@ -313,17 +313,7 @@ class LayerEncoder(SentenceTransformer):
         ``mteb.evaluate`` accepts a text encoder directly, but records no size of a local SentenceTransformer, assumes
         that it supports only text, and refuses to run tasks of images or audio on it.
         """
-        from mteb.models import SentenceTransformerEncoderWrapper
-
-        wrapped = SentenceTransformerEncoderWrapper(self, target_sampling_rate=self.sampling_rate)
-        sizes = [(weight.numel(), weight.element_size()) for weight in self.parameters()]
-        size = {
-            "n_parameters": sum(count for count, _ in sizes),
-            "memory_usage_mb": round(sum(count * item_size for count, item_size in sizes) / 2**20, 1),
-        }
-        meta = wrapped.mteb_model_meta
-        wrapped.mteb_model_meta = meta.model_copy(update={"modalities": self.media, **size})
-        return wrapped
+        return mteb_encoder(self)
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,21 @@ def encoder_spec(encoder: Any) -> EncoderSpec:
     )
 
 
+def mteb_encoder(encoder: Any) -> Any:
+    """Return an encoder for mteb; see ``LayerEncoder.for_mteb``."""
+    from mteb.models import SentenceTransformerEncoderWrapper
+
+    wrapped = SentenceTransformerEncoderWrapper(encoder, target_sampling_rate=encoder.sampling_rate)
+    sizes = [(weight.numel(), weight.element_size()) for weight in encoder.parameters()]
+    update = {
+        "modalities": encoder.media,
+        "n_parameters": sum(count for count, _ in sizes),
+        "memory_usage_mb": round(sum(count * size for count, size in sizes) / 2**20, 1),
+    }
+    wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(update=update)
+    return wrapped
+
+
 def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of each part of an encoder that changes its vectors, besides options and weights.
 
