@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -12,7 +11,7 @@ import polars as pl
 from midlayer_encoders._types import Precision
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.files import read_sealed, shell_path
-from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
+from midlayer_encoders.frame.summaries import Curve, Gain, Summary, score_interval
 from midlayer_encoders.report.labels import gain_text, number, significant
 from midlayer_encoders.tasks.text_lists import read_texts
 
@@ -171,20 +170,6 @@ def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list
     interval = score_interval(scores, resamples, best)
     words = "no interval" if interval is None else f"95 % interval {number(interval[0])} to {number(interval[1])}"
     return [f"{sentence}.", f"Layer {best} has {number(scores.average.best)} points on it ({words})."]
-
-
-def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
-    """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
-
-    Example:
-        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "MiniLM": {"B": float("nan")}})
-        {'TF-IDF': {'A': 0.5}}
-    """
-    finite = {
-        name: {task: score for task, score in scores.items() if not math.isnan(score)}
-        for name, scores in baselines.items()
-    }
-    return {name: scores for name, scores in finite.items() if scores}
 
 
 def read_notes(path: Path) -> Notes:

@@ -26,7 +26,7 @@ from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline
-from midlayer_encoders.sweeping.best_layer import Notes, without_nan
+from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
 from midlayer_encoders.tasks import STS_GRADES, task_label
@@ -109,7 +109,12 @@ def sweep_notes(
     succeeded = [source for source in labeled if source.name not in scoring.failures]
     resampled = {each.name: _baseline_scores(each, succeeded, scoring.baselines) for each in baselines}
     baseline_scores = {name: {task: values[0] for task, values in tasks.items()} for name, tasks in resampled.items()}
-    finite = without_nan(baseline_scores)
+    # The frame has no row for a layer without a score either.
+    finite = {
+        name: {task: score for task, score in scores.items() if not math.isnan(score)}
+        for name, scores in baseline_scores.items()
+    }
+    finite = {name: scores for name, scores in finite.items() if scores}
     path = Path(encoder.source)
     is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.exists()
     return Notes(
@@ -199,17 +204,15 @@ def _how(
 
 def _undefined_scores(scoring: ScoringResult) -> list[str]:
     """Return which layers have no score although their tasks did not fail."""
-    layers_by_task: dict[str, list[str]] = {}
-    failures = scoring.failures
+    failed = {task for task, error in scoring.failures.items() if _UNDEFINED in error}
+    layers: dict[str, list[str]] = {}
     for score in scoring.scores:
-        if score.error is None and math.isnan(score.value) and _UNDEFINED not in failures.get(score.task, ""):
-            layers_by_task.setdefault(score.task, []).append(str(score.layer))
-    tasks_by_layers: dict[str, list[str]] = {}
-    for task, layers in layers_by_task.items():
-        tasks_by_layers.setdefault(", ".join(layers), []).append(task_label(task))
-    return [
-        f"No score at layer {layers} of {', '.join(tasks)}: {_UNDEFINED}" for layers, tasks in tasks_by_layers.items()
-    ]
+        if score.error is None and math.isnan(score.value) and score.task not in failed:
+            layers.setdefault(score.task, []).append(str(score.layer))
+    tasks: dict[str, list[str]] = {}
+    for task, numbers in layers.items():
+        tasks.setdefault(", ".join(numbers), []).append(task_label(task))
+    return [f"No score at layer {numbers} of {', '.join(names)}: {_UNDEFINED}" for numbers, names in tasks.items()]
 
 
 def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselines: Baselines) -> list[str]:
@@ -240,17 +243,16 @@ def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselin
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
     """Return the number of parameters of a model cut at each layer."""
+
+    def count(*modules: torch.nn.Module) -> int:
+        return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
     model = encoder.transformer
-
-    def count(module: torch.nn.Module) -> int:
-        return sum(parameter.numel() for parameter in module.parameters())
-
-    def count_dropped(layer: int) -> int:
-        stacks = [anatomy.distinct_blocks(model)[kept:] for anatomy, kept in encoder.kept_blocks(layer)]
-        return sum(count(block) for blocks in stacks for block in blocks)
-
-    whole = count(model)
-    return {layer: whole - count_dropped(layer) for layer in layers}
+    dropped = {
+        layer: [block for stack, kept in encoder.kept_blocks(layer) for block in stack.distinct_blocks(model)[kept:]]
+        for layer in layers
+    }
+    return {layer: count(model) - count(*blocks) for layer, blocks in dropped.items()}
 
 
 def _device_name(encoder: LayerEncoder) -> str:
