@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Any, Literal
 import polars as pl
 
 from midlayer_encoders._types import EncoderSpec, content_digest
-from midlayer_encoders.errors import OptionError, counted, did_you_mean
+from midlayer_encoders.errors import MidlayerError, OptionError, counted, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
+
+_polars_runs_in: int | None = None  # the process that made or read the first frame, with threads of polars
 
 #: The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction.
 FRAME_SCHEMA = pl.Schema(
@@ -84,8 +87,20 @@ def tidy_rows(
     ]
 
 
+def check_fork() -> None:
+    """Raise in a fork of a process that has made frames: polars would wait forever for threads of the parent."""
+    global _polars_runs_in
+    _polars_runs_in = _polars_runs_in or os.getpid()
+    if _polars_runs_in != os.getpid():
+        raise MidlayerError(
+            "Results cannot be computed in a forked process whose parent has computed some: polars would wait for "
+            "threads that exist only in the parent. Start the process with multiprocessing.get_context('spawn')."
+        )
+
+
 def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
     """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then of ``extra`` (name and type)."""
+    check_fork()
     return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 
 
@@ -184,6 +199,7 @@ def _seal(content: bytes) -> bytes:
 
 def read_frame(path: Path) -> pl.DataFrame:
     """Return the valid frame of results in a parquet or CSV file; errors name the file."""
+    check_fork()
     check_regular_file(path, OptionError)
     try:
         if path.suffix.lower() == ".csv":

@@ -22,7 +22,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import FATAL, OptionError
 from midlayer_encoders.files import LOCK, folder_lock, make_folder, write_file
-from midlayer_encoders.frame.schema import tidy_frame
+from midlayer_encoders.frame.schema import check_fork, tidy_frame
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
@@ -59,6 +59,7 @@ _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 def run_sweep(request: SweepArguments) -> SweepResult:
     """Run a sweep in this process; the sweeps of several recipes share the store, and baselines are scored once."""
+    check_fork()
     if request.out is None or not request.out.is_dir():  # an earlier run may have all scores
         check_data(request.sources)
     encoder = load_encoder(request.model, request.options)

@@ -30,6 +30,7 @@ from midlayer_encoders.sweeping import mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from midlayer_encoders.sweeping.process_pool import ProcessPool, end_with_parent
 from tests.support.others_warnings import MTEB
+from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence
 
 Folder = Callable[[str], str]
@@ -48,7 +49,9 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_forked_child_encodes_after_its_parent_made_frames(tiny_folder: Folder) -> None:
+def test_forked_child_encodes_and_refuses_to_make_frames_after_its_parent_made_some(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     texts = [sentence(number) for number in range(64)]
     num_threads = torch.get_num_threads()
@@ -58,13 +61,21 @@ def test_forked_child_encodes_after_its_parent_made_frames(tiny_folder: Folder) 
         measure(encoder, texts[:4], metrics=["curvature"])
 
         def in_child() -> Any:
-            return LayerEncoder(encoder.source, -1, device="cpu").encode(texts), encoder.encode_layers(texts)
+            errors = []
+            for function in (lambda: sweep(encoder, out=tmp_path / "out"), lambda: measure(encoder, texts[:4])):
+                try:
+                    function()
+                except MidlayerError as error:
+                    errors.append(str(error))
+            return LayerEncoder(encoder.source, -1, device="cpu").encode(texts), encoder.encode_layers(texts), errors
 
-        new_vectors, vectors = run_in_fork(in_child)
+        new_vectors, vectors, errors = run_in_fork(in_child)
     finally:
         torch.set_num_threads(num_threads)
     np.testing.assert_allclose(new_vectors, expected, atol=1e-5)
     np.testing.assert_allclose(vectors[-1], expected, atol=1e-5)
+    assert len(errors) == 2
+    assert set(errors) == {error for error in errors if "multiprocessing.get_context('spawn')" in error}
 
 
 @pytest.mark.long
