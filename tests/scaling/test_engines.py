@@ -29,7 +29,7 @@ from tests.sweeping.test_sweep import sentence
 Folder = Callable[[str], str]
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
 WORKERS = {
-    "processes": b"import serve",
+    "processes": b"multiprocessing.spawn",
     "dask": b"multiprocessing.spawn",
     "ray": b"ray::_call",
     "slurm": b"submitit.core._submit",
@@ -67,6 +67,7 @@ def engine(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Yield an executor with two workers."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TEST_FOLDER", str(folder))  # by which its processes are known
     options: dict[str, Any] = {"processes": {"count": 2}, "slurm": {"cpus_per_task": 1}}.get(name, {})
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason=f"needs pip install 'midlayer-encoders[{name}]'")
@@ -82,14 +83,16 @@ def engine(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
             yield executor
 
 
-def kill_one(killed: list[int], words: bytes, units: Path, ended: threading.Event) -> None:
-    """Kill one worker with these words in its command line, once units have begun to be done."""
+def kill_one(killed: list[int], words: bytes, folder: Path, units: Path, ended: threading.Event) -> None:
+    """Kill one worker of a folder with these words in its command line, once units have begun to be done."""
     while not ended.wait(0.05):
         if not list(units.glob("*.json")):
             continue
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 line = path.read_bytes()
+                if f"TEST_FOLDER={folder}\0".encode() not in path.with_name("environ").read_bytes():
+                    continue
                 if words in line and b"srun" not in line and b"IDLE" not in line and b"resource_tracker" not in line:
                     killed.append(int(path.parent.name))
                     os.kill(killed[0], signal.SIGKILL)
@@ -101,7 +104,8 @@ def test_sweep_with_a_killed_worker_is_that_of_one_process(
     name: str, model: str, arguments: dict[str, Any], expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, killed, ended = tmp_path / "out", list[int](), threading.Event()
-    killer = threading.Thread(target=kill_one, args=(killed, WORKERS[name], out / "units", ended), daemon=True)
+    kill = killed, WORKERS[name], tmp_path / "jobs", out / "units", ended
+    killer = threading.Thread(target=kill_one, args=kill, daemon=True)
     reports: list[tuple[str, int, int]] = []
     with engine(name, tmp_path / "jobs", monkeypatch) as executor:
         killer.start()
