@@ -112,11 +112,14 @@ def _serve(module: str, count: int, parent: int, environment: Mapping[str, str],
     pool = ProcessPoolExecutor(count, context, end_with_parent, (os.getpid(),))
     futures: list[Future[Any]] = []
     with suppress(EOFError, BrokenExecutor):
-        while connection.poll(_IDLE_SECONDS) or not all(future.done() for future in futures):
-            if connection.poll():
+        while True:
+            is_idle = all(future.done() for future in futures)
+            if connection.poll(_IDLE_SECONDS):
                 number, call = connection.recv()
                 futures.append(pool.submit(_call, call))
                 futures[-1].add_done_callback(partial(_send, connection, number))
+            elif is_idle:
+                break
     os._exit(1)
 
 
