@@ -147,6 +147,7 @@ HARMLESS = {
     "midlayer_encoders/sweeping/layer_sweep.py:plan",  # the task is scored without a plan, and then named
     "midlayer_encoders/extras/export/_engines.py:_main",  # prints the error and ends its process
     "midlayer_encoders/models/cut.py:_empty_like",
+    "midlayer_encoders/models/hub.py:_query_hub",  # the error that follows names the cause
     "midlayer_encoders/models/hub.py:offline_cause",
     "callbacks/_settings.py:_make_views_ahead",  # the run calls it again
 }

@@ -61,7 +61,7 @@ def test_measure_accepts_numpy_arrays(encoder: LayerEncoder) -> None:
         ({"metric_texts": 4}, "`metric_texts` has no effect without `metrics`"),
         ({"metrics": "curvatur"}, "^`metrics` must be one of"),
         ({"workers": 0}, "`workers` must be a positive number of processes, but got 0"),
-        ({"store_dtype": "float8"}, "`store_dtype` must be one of 'float32', 'float16', but got 'float8'"),
+        ({"store_dtype": "float8"}, "`store_dtype` must be one of 'float16', 'float32', but got 'float8'"),
         ({"baselines": "no"}, "`baselines` must be True or False, but got 'no'"),
         ({"out": 3}, "`out` must be a string, but got 3"),
         ({"tasks": [3]}, "`tasks` must be names, paths, data or mteb's task objects, but got 3"),

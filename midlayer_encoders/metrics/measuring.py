@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -99,12 +98,14 @@ def _passes(
     The first view of images and waveforms replaces the shortened copies of texts.
     """
     medium = medium_of(texts[0], source.media)
-    if medium == "text":
+
+    def make_views(views: int) -> list[list[Any]]:
+        if medium != "text":
+            return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
         # nlpaug takes time by the square of a text's length, and changes few words, perhaps none that the model reads.
         most = None if source.max_seq_length is None else CHARACTERS_PER_TOKEN * source.max_seq_length
-        make_views: Any = partial(augment, [text[:most] for text in texts], seed=seed)
-    else:
-        make_views = partial(augment_media, texts, medium, seed=seed, max_pixels=source.max_pixels)
+        return augment([text[:most] for text in texts], views=views, seed=seed)
+
     count, has_copies = num_views(metrics), num_copies(metrics)
     num_made = max(count, has_copies if medium != "text" else 0)
     made = views if not isinstance(views, int) and views else make_views(views=num_made) if num_made else []

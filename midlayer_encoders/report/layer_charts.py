@@ -32,7 +32,8 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
         >>> figure = plot_scores(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> print(figure.axes[0].get_title(loc="left").replace("\N{NO-BREAK SPACE}", " "))
         STS
-        spearman · best 60.0 at 1 · last 50.0 (−10.0)
+        spearman
+        best 60.0 at 1 · last 50.0 (−10.0)
     """
     scores = summary(frame)
     if not scores.tasks:

@@ -103,7 +103,7 @@ def test_messages_name_flags_that_exist() -> None:
     [
         (["fig1", "--swept", "broken.parquet", "--out", "out"], "broken.parquet must be a frame of results"),
         (["fig7", "--out", "project"], "`out` must be a new or empty folder, or hold an earlier run"),
-        (["fig1", "--model", "m", "--tasks", "./own.csv"], "(--text-column message --label-column topic)"),
+        (["fig1", "--model", "m", "--tasks", "./own.csv"], "(--text-column, --label-column)"),
     ],
 )
 def test_invalid_argument_is_refused_before_a_model_is_loaded(

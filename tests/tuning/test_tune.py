@@ -20,6 +20,7 @@ from transformers import AutoModel
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.extras.training.tuning_page import tuning_words
+from midlayer_encoders.tasks.tables import TaskFileError
 from tests.support.others_warnings import MTEB
 from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import PAIRS, tuned
@@ -184,8 +185,8 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
         ({"truncate_dim": 8}, OptionError, r"`truncate_dim` must be left out.* Pass matryoshka=\[8\]"),
         ({"out": None}, OptionError, "`out` must be a path, but got ''"),
-        ({"pairs": ["a", "b"]}, OptionError, "`pairs` must hold dicts, as .* but got 'a'"),
-        ({"pairs": [{1: "a"}]}, OptionError, "`pairs` must hold dicts, as .* but got {1: 'a'}"),
+        ({"pairs": ["a", "b"]}, OptionError, r"`pairs` must hold dicts, as .* but got \['a', 'b'\]"),
+        ({"pairs": [{1: "a"}]}, TaskFileError, "`pairs` must have the columns of pairs, but has 1"),
     ],
 )
 def test_invalid_arguments_are_refused(
