@@ -1,8 +1,6 @@
 """What pages say of time, memory and equality of runs, and the tables of benchmarks that say it."""
 
-import json
 import re
-from collections import Counter
 
 import numpy as np
 
@@ -43,18 +41,3 @@ def media_ratios() -> list[float]:
     every = [*images, result_row("media.md", "Wav2Vec2, 12 blocks of 192, 32 waveforms of 2 s | 13 |")]
     rounds = [number for row in every for number in row[3:5]]
     return [*(row[1] for row in every), min(rounds), max(rounds)]
-
-
-def halves() -> list[float]:
-    text = (BENCH / "results" / "halves.md").read_text(encoding="utf8")
-    rows = re.findall(r"^\| (\w+) \| [\d.]+ \| ([\d.]+) \|", text, re.MULTILINE)
-    errors = {metric: float(number) for metric, number in rows}
-    lidar = errors.pop("lidar")
-    return [min(errors.values()), max(errors.values()), lidar]
-
-
-def census() -> list[float]:
-    lines = (BENCH / "results" / "census.jsonl").read_text(encoding="utf8").splitlines()
-    verdicts = Counter(json.loads(line)["verdict"] for line in lines)
-    assert verdicts.keys() == {"exact", "some layers", "refused", "not examined"}
-    return [len(lines), *(verdicts[name] for name in ("exact", "some layers", "refused", "not examined"))]

@@ -4,7 +4,6 @@ import re
 
 from benchmarks.zoo import rival_tables as rivals
 from benchmarks.zoo import table as zoo
-from benchmarks.zoo.rivals import OWN_PROMPT
 from tests.docs.frames import BENCH, table
 from tests.docs.zoo_numbers import TASKS, variant_gain, zoo_gain, zoo_score
 
@@ -19,21 +18,6 @@ def choice_row(choice: str) -> list[float]:
 def readme_row(number: int, choice: str) -> list[float]:
     """Return the score of a causal model on the short tasks and on passages."""
     return [zoo_score(number, choice, tasks) for tasks in (TASKS, PASSAGES)]
-
-
-def own_prompt() -> list[float]:
-    """Return what a prompt in the language of the texts gains on Gemma-3-270M, in German and in French."""
-    of = rivals.results(zoo.CAUSAL[1])
-    pairs = [rivals.LANGUAGES[f"{language} pairs"] for language in ("German", "French")]
-    return [of.mean(tasks, of.at(OWN_PROMPT)) - of.mean(tasks, of.default) for tasks in pairs]
-
-
-def aligned(number: int) -> list[float]:
-    """Of a causal model's short tasks: the score of AlignedWVA, with at most 0.55 of the tokens, and what it is below the default."""
-    of, tasks = rivals.results(zoo.CAUSAL[number]), TASKS
-    settings = [of.chosen("AlignedWVA", task) for task in tasks]
-    assert of.tokens(tasks, settings) < 0.55 * of.tokens(tasks, of.default)
-    return [of.mean(tasks, settings), of.mean(tasks, of.default) - of.mean(tasks, settings)]
 
 
 def stated(recipe: str, *, layers: str) -> list[list[float]]:

@@ -78,9 +78,3 @@ def authors(number: int, *tasks: str) -> list[float]:
     """Of a causal model: the scores of the best plain layer and of the default on each task."""
     of = rivals.results(zoo.CAUSAL[number])
     return [of.mean([task], setting) for task in tasks for setting in (of.best([task], "plain"), of.default)]
-
-
-def elsewhere_gain(number: int) -> list[float]:
-    """Of a causal model: the gain of the default with depth and weight that are best on another model and other tasks."""
-    of = rivals.results(zoo.CAUSAL[number])
-    return list(of.gain(TASKS, [of.chosen_elsewhere(task) for task in TASKS]))
