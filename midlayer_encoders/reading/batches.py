@@ -151,7 +151,7 @@ def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
     """Return the number of tokens of each text after truncation."""
     counts: list[int] = []
     tokenizer: Any = source.tokenizer
-    options: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
+    options: dict[str, Any] = {"truncation": True, "verbose": False}
     for start in range(0, len(texts), _COUNTED_TEXTS):
         chunk = list(texts[start : start + _COUNTED_TEXTS])
         with turn(tokenizer):

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, OPTConfig, OPTModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    MambaConfig,
+    MambaModel,
+    OPTConfig,
+    OPTModel,
+)
 
 from midlayer_encoders import LayerEncoder, _types, select_layer, sweep
 from midlayer_encoders.encoder.saving import _SAMPLE, STOCK_TEMPLATE
@@ -233,6 +244,19 @@ def test_max_length_beyond_the_model_shortens_each_copy_alike(byte_level_folder:
     longest = LayerEncoder(byte_level_folder, 2, recipe="word-echo")
     limited = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=256)
     assert limited.max_seq_length == longest.max_seq_length
+
+
+def test_a_tokenizer_without_a_limit_reads_all_layers(tmp_path: Path) -> None:
+    folder = save_causal(
+        "byte level", tmp_path, MambaModel(MambaConfig(vocab_size=512, hidden_size=32, num_hidden_layers=3))
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = 10**30
+    tokenizer.save_pretrained(folder)
+    for recipe in ("plain", "word-echo"):
+        encoder = LayerEncoder(folder, -1, recipe=recipe)
+        np.testing.assert_allclose(encoder.encode_layers(TEXTS)[-1], encoder.encode(TEXTS), atol=1e-4)
+    assert select_layer(folder, TEXTS).tokens["plain"] > 1
 
 
 def test_an_empty_text_has_its_word_span_and_warns_once(
