@@ -199,6 +199,7 @@ def add_template(
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
         model_input_names=list(tokenizer.model_input_names),
+        split_special_tokens=tokenizer.split_special_tokens,
         **tokenizer.special_tokens_map,
     )
     _verify_layout(tokenizer, with_template, layout, " " if space_in_text else "", model)
@@ -269,10 +270,14 @@ def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: 
 
 
 def centering_offset(vectors: Tensor) -> Tensor:
-    """Return minus the mean of vectors ``(N, *, D)`` of sample texts, shape ``(*, D)``; raise for too few of them."""
+    """Return minus the mean of vectors ``(N, *, D)`` of sample texts, shape ``(*, D)``; raise for too few of them.
+
+    Zeros, the vectors of texts without tokens, do not count.
+    """
     if len(vectors) < SMALLEST_SAMPLE:
         raise OptionError(f"`center` must hold {SMALLEST_SAMPLE} texts or more, but got {len(vectors)}.")
-    return -vectors.double().mean(dim=0).cpu()
+    count = vectors.any(dim=-1, keepdim=True).sum(dim=0).clamp(min=1)
+    return -(vectors.double().sum(dim=0) / count).cpu()
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------

@@ -165,6 +165,18 @@ def test_repeated_text_of_32000_tokens_needs_little_memory(side: str, letter: st
     assert json.loads(run.stdout) == plain(f"ab{copies}cd{copies}e")["input_ids"]
 
 
+def test_text_that_names_a_special_token_keeps_its_tokens(tmp_path: Path) -> None:
+    PreTrainedTokenizerFast(
+        tokenizer_object=byte_level().backend_tokenizer, split_special_tokens=True, **NAMES
+    ).save_pretrained(tmp_path / "plain")
+    plain = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    framed, placed = add_template(plain, split_template(ASK)["text"], model="m")
+    framed.save_pretrained(tmp_path / "framed")
+    for each in (framed, AutoTokenizer.from_pretrained(tmp_path / "framed")):
+        ids = each("a [EOS] b")["input_ids"]
+        assert ids[placed.front : len(ids) - placed.back] == plain("a [EOS] b")["input_ids"]
+
+
 def test_repeated_text_of_an_unlimited_tokenizer_is_whole() -> None:
     plain = characters()
     plain.model_max_length = 10**30

@@ -18,6 +18,12 @@ def test_centered_vectors_have_zero_mean_and_others_are_shifted_equally() -> Non
     torch.testing.assert_close(remaining + centering_offset(sample), remaining - sample.mean(0))
 
 
+def test_zeros_of_texts_without_tokens_do_not_change_the_mean() -> None:
+    spans = drawn(40, 6).reshape(20, 2, 6)
+    with_zero = torch.cat([spans, torch.stack([torch.zeros(6), spans[:, 1].mean(0)])[None]])
+    torch.testing.assert_close(centering_offset(with_zero), -spans.mean(0))
+
+
 def test_mean_of_too_few_texts_is_refused() -> None:
     with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 15"):
         centering_offset(drawn(15, 4))
