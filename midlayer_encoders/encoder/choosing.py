@@ -157,8 +157,9 @@ def _select_by(
     # The last layer by default is the model as it was saved; other choices compare layers without these modules.
     is_default = rule == AUTO and labels is None and selection.layer == complete.num_layers
     keywords = {**options.changed(), "dense": options.dense if is_default else complete.options.dense}
+    if selection.center is not None and options.center is not None:
+        selection = replace(selection, center=options.center)
     keywords |= {name: value for name, value in selection.keywords.items() if name != "layer"}
-    keywords |= {"center": options.center} if options.center is not None else {}
     options = make_options(keywords)
     return with_encoder(encoder_class, selection, model, options), options
 

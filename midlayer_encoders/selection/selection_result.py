@@ -169,8 +169,8 @@ class Selection(TidyResult):
         """A sentence on the tokens that the recipe costs; empty without texts."""
         if self.recipe not in self.tokens:
             return ""
-        tokens = self.tokens[self.recipe]
-        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times as many as the plain text" if PLAIN in self.tokens else ""
+        tokens, plain = self.tokens[self.recipe], self.tokens.get(PLAIN)
+        ratio = f", {tokens / plain:.1f} times as many as the plain text" if plain else ""
         return f"The model reads {tokens:.1f} tokens per text{ratio}."
 
     @property

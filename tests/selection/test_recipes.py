@@ -357,4 +357,10 @@ def test_center_of_the_user_replaces_that_of_the_default(causal_folder: str) -> 
     center = [f"{text} again" for text in TEXTS]
     encoder = LayerEncoder(causal_folder, "auto", texts=TEXTS, center=center, device="cpu")
     expected = LayerEncoder(causal_folder, 5, recipe="word-echo", center=center, device="cpu")
-    np.testing.assert_array_equal(encoder.encode(TEXTS), expected.encode(TEXTS))
+    again = LayerEncoder(causal_folder, encoder.selection, device="cpu")
+    for each in (encoder, again):
+        np.testing.assert_array_equal(each.encode(TEXTS), expected.encode(TEXTS))
+
+
+def test_selection_of_texts_without_tokens_has_a_cost(causal_folder: str) -> None:
+    assert select_layer(causal_folder, ["", ""], device="cpu").cost == "The model reads 29.0 tokens per text."
