@@ -99,7 +99,7 @@ def _passes(
     """
     medium = medium_of(texts[0], source.media)
 
-    def make_views(views: int) -> list[list[Any]]:
+    def make_views(views: int) -> list[Any]:
         if medium != "text":
             return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
         # nlpaug takes time by the square of a text's length, and changes few words, perhaps none that the model reads.
