@@ -61,7 +61,8 @@ def compare(folder: Path) -> tuple[Board, str]:
     """Return the board of the sweeps in a folder, and the lines about the encoder that the command prints."""
     arguments = ["board", str(folder), "--max-params", BUDGET, "--out", str(folder / "board.html")]
     output = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "400"}).output
-    lines = output.partition("The report: ")[2].partition("\n")[2].strip()
+    below = [line for line in output.rpartition("┘\n")[2].splitlines() if not line.startswith("The report: ")]
+    lines = "\n".join(below).strip()
     return board(folder, max_parameters=100e6), lines
 
 

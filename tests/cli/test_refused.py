@@ -134,10 +134,10 @@ def test_value_out_of_range_is_refused_by_the_parser(arguments: str, flag: str) 
 
 REFUSED_EARLY = {
     "sweep built-in --tasks missing.csv": "there is no",
-    "sweep built-in --tasks data.csv": "--text-column message --label-column topic",
+    "sweep built-in --tasks data.csv": "(--text-column, --label-column)",
     "sweep built-in --tasks texts.txt --out project": "holds other files",
     "select built-in --texts missing.csv": "There is no file",
-    "select built-in --texts data.csv": "--text-column message --label-column topic",
+    "select built-in --texts data.csv": "(--text-column, --label-column)",
     "select built-in --texts texts.txt --rule best": "`rule` must be one of",
     "select built-in --texts empty.txt": "must hold at least one text",
     "select built-in --texts texts.txt --out /proc/nope": "/proc/nope cannot be written",
