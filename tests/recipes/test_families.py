@@ -115,7 +115,10 @@ def test_recipes_of_every_family_are_exact_or_refused(tmp_path: Path) -> None:
             if medium != "text" or model.config.model_type in tiny_types.PADDED:
                 continue
             part = tiny_types.uncut_of(model, "text" if tiny_types.joint(model) else None)
-            find_stack(part, tiny_types.prepared(processor, "text", TEXTS[0]))
+            inputs = tiny_types.prepared(processor, "text", TEXTS[0])
+            if inputs["input_ids"].shape[1] != len(TEXTS[0]):
+                continue  # transformers' own tokenizer of the type, which removes spaces
+            find_stack(part, inputs)
         except (tiny_types.NotBuiltError, NoStackError):
             continue
         except Exception:
