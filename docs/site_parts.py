@@ -115,7 +115,7 @@ def _constants(subpackage: str) -> str:
             continue
         own = Path(inspect.getfile(module))
         files = sorted(own.parent.rglob("*.py")) if own.stem == "__init__" else [own]
-        for file in (*files, _PACKAGE / "arguments.py"):
+        for file in (*files, _PACKAGE / "arguments.py", _PACKAGE / "extras" / "settings.py"):
             if re.search(rf"^{name}\b.*=", file.read_text(encoding="utf8"), re.MULTILINE):
                 short = len(repr(value)) < 200 and " object at " not in repr(value)
                 place = ".".join(file.relative_to(_PACKAGE).with_suffix("").parts).removesuffix(".__init__")
