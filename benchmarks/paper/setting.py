@@ -113,7 +113,7 @@ class Setting:
         return self.models
 
     def required_texts(self, times: int = 1) -> tuple[str, ...]:
-        """Return ``limit`` texts, or so many times as many, or raise where there are none."""
+        """Return ``limit`` texts times a factor, or raise where there are none."""
         if not self.texts:
             raise MissingInputError("It needs texts: pass --texts FILE (the paper's are WikiText's paragraphs).")
         return self.texts[: times * self.limit]

@@ -15,7 +15,7 @@ from midlayer_encoders.errors import MidlayerError, redact_tokens
 
 __all__ = ["app", "main"]
 
-_UsageError: Any = typer.BadParameter.__base__  # typer's, or that of click, on which earlier releases are built
+_UsageError: Any = typer.BadParameter.__base__  # typer's, or click's, on which earlier releases are built
 _INTERRUPTED = 130
 _TERMINATED = 143
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "tune", "distill"}

@@ -163,7 +163,7 @@ def _preprocess_texts(encoder: Any, inputs: Sequence[Any], prompt: str | None, *
     _warn_truncation(encoder, inputs, features, prompt)
     placed = encoder.counting.placed
     if placed.question and bool((features["attention_mask"].sum(dim=1) <= placed.added).any()):
-        message = "An empty text has no copies: its vector is that of the end of its prompt; reported once."
+        message = "An empty text has no copies: its vector is the end of its prompt; reported once."
         _warn_once(encoder, "empty", message)
     return features
 

@@ -179,7 +179,7 @@ def _check_module(first: MemoryModule, cut: Cut, *, find_final: bool) -> None:
 
 @torch.no_grad()
 def _record_module(first: MemoryModule, cut: Cut, batch: Features) -> verification.Record:
-    """Return the states of a pass through all blocks, or raise if they are not those of a stack."""
+    """Return the states of a pass through all blocks, or raise if the blocks are no stack."""
     name = type(first.model).__name__
     inputs = first.arguments(batch)
     try:

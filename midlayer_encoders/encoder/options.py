@@ -175,7 +175,7 @@ class EncoderOptions:
         device: cpu, cuda, cuda:1 or mps; by default the fastest available.
         device_map: auto spreads a model over several devices. ``device`` must then be ``None``.
         quantization: 4bit or 8bit: bitsandbytes quantizes the weights while they are loaded.
-        max_length: Tokens after which a text is truncated, without those of a template; by default, all that fit.
+        max_length: Tokens after which a text is truncated; a template's do not count. By default, all that fit.
         prompts: NAME=TEXT, a prompt put before texts instead of the model's prompts; repeatable. ``None`` takes those
             of ``config_sentence_transformers.json`` unless there is a template; ``{}`` uses no prompts.
         default_prompt_name: Prompt used unless another is named.

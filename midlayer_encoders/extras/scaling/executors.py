@@ -26,7 +26,7 @@ _MODULE = "midlayer_encoders.sweeping.layer_sweep"  # imported before the first 
 class Processes(ThreadPoolExecutor):
     """An executor of processes that are started again when they end: one for each GPU, or ``count`` of them.
 
-    Unlike those of ``multiprocessing``, its processes do not run the caller's script again.
+    Its processes do not run the caller's script again, as ``multiprocessing`` does.
 
     Args:
         count: number of processes; by default one for each GPU, or two without GPUs.
@@ -79,7 +79,7 @@ class RayExecutor(Executor):
     """Ray as an executor: a task for each unit, with a GPU if the cluster has any.
 
     Args:
-        address: of a cluster, as in ``ray.init``; by default that of ``RAY_ADDRESS``, or a new one on this machine.
+        address: of a cluster, as in ``ray.init``; defaults to ``RAY_ADDRESS``, or a new one on this machine.
         resources: of a task, as in ``ray.remote``: ``num_gpus``, ``num_cpus``, ``memory``.
     """
 
