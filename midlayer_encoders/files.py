@@ -280,12 +280,18 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderError: another run is using the folder, or no file can be written to it.
-        OptionError: the folder holds files of something else.
+        OptionError: the folder holds files of something else, or a link to a folder outside.
     """
     from filelock import FileLock, Timeout
 
     check_output_folder(folder)
     make_folder(folder)
+    for place in (Path(parent, name) for parent, names, _ in os.walk(folder) for name in names):
+        if place.is_symlink() and not place.resolve().is_relative_to(folder.resolve()):
+            raise OptionError(
+                f"`out` must not contain links that lead out of it, but {place} is a link to {place.readlink()}: "
+                "remove the link, or pass its target as `out` (or as `store`, for embeddings)."
+            )
     path = folder / LOCK
     if path.is_symlink() or path.is_dir():
         raise FolderError(f"{path} must be a file, but is a symbolic link or a folder: remove it, and run again.")

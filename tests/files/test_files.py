@@ -180,6 +180,22 @@ def test_a_folder_that_is_a_file_or_a_dangling_link_is_named(tmp_path: Path) -> 
     make_folder(tmp_path / "link")
 
 
+def test_links_inside_a_folder_may_not_lead_out_of_it(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / "mteb" / "results").mkdir(parents=True)
+    (home / "frame.parquet").touch()
+    elsewhere.mkdir()
+    (home / "mteb" / "same").symlink_to(home / "mteb" / "results")
+    (tmp_path / "linked").symlink_to(home)
+    for out in (home, tmp_path / "linked"):
+        with folder_lock(out):
+            pass
+    (home / "mteb" / "results" / "m").symlink_to(elsewhere)
+    for out in (home, tmp_path / "linked"):
+        with pytest.raises(OptionError, match=f"must not contain links.* is a link to {elsewhere}: remove the"):
+            folder_lock(out).__enter__()
+
+
 def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> None:
     with scratch(tmp_path) as aside:
         (aside / "folder").mkdir(parents=True)

@@ -130,6 +130,9 @@ def test_torn_files_are_created_again_and_only_one_run_writes(
         assert outcome(setting)[0] == "kept"
     with folder_lock(setting.out), pytest.raises(FolderError, match="is in use"):
         reproduce(["fig7"], setting)
+    (setting.out / "metrics").symlink_to(setting.out.parent)
+    with pytest.raises(OptionError, match="must not contain links that lead out of it"):
+        reproduce(["fig7"], setting)
     torn = setting.out / "torn.parquet"
     torn.write_bytes(b"PAR1")
     swept = CliRunner().invoke(app, ["fig1", "--swept", str(torn)])

@@ -94,6 +94,10 @@ def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: Lay
         embed(encoder, TEXTS[:2], tmp_path / "v.npy")
     part.unlink()
     part.mkdir()
+    (part / "0").symlink_to(tmp_path / "home")
+    with pytest.raises(OptionError, match=r"but .*v.npy.part holds other files, such as '0'"):
+        embed(encoder, TEXTS[:2], tmp_path / "v.npy")
+    (part / "0").unlink()
     (part / "mine.txt").write_text("mine")
     with pytest.raises(OptionError, match=r"but .*v.npy.part holds other files, such as 'mine.txt': choose another"):
         embed(encoder, TEXTS[:2], tmp_path / "v.npy")
