@@ -100,7 +100,7 @@ def value_axis(parts: Sequence[Part], label: str = "") -> Axis:
     """Return an axis that holds all curves and levels with a margin."""
     values = [value for part in parts if isinstance(part, Line) for value in part.y]
     values += [part.value for part in parts if isinstance(part, Level)]
-    return Axis(label, *drawing.padded(values))
+    return Axis(label, *drawing.pad_range(values))
 
 
 def draw(panels: Sequence[Panel], *, columns: int = 0, size: tuple[float, float] = (3.2, 2.2)) -> Figure:

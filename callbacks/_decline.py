@@ -134,11 +134,11 @@ class DeclineRecorder(Recorder):
         """Descriptions of all events, in order."""
         return list(self._events.values())
 
-    def _failed(self, error: Exception, step: int) -> None:
+    def _handle_failure(self, error: Exception, step: int) -> None:
         if isinstance(error, NotFiniteError):
             self._not_finite = error  # an event, not a failure of this callback
             return
-        super()._failed(error, step)
+        super()._handle_failure(error, step)
 
     def _resume(self, state: dict[str, Any]) -> bool:
         is_resumed = super()._resume(state)

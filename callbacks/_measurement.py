@@ -75,12 +75,12 @@ def find_backbone(root: nn.Module, path: str = "auto") -> nn.Module:
     lists = {name: list_ for name, list_ in modules.items() if isinstance(list_, nn.ModuleList | nn.Sequential)}
     raise AnatomyError(
         f"`module` must be the path of the transformer in {type(root).__name__}, but got {path!r}. Its Hugging Face "
-        f"models are: {_listed(models)}. Another transformer also needs `blocks`, the path of its blocks within it; "
-        f"the lists of modules are: {_listed(lists)}."
+        f"models are: {_list_modules(models)}. Another transformer also needs `blocks`, the path of its blocks within "
+        f"it; the lists of modules are: {_list_modules(lists)}."
     )
 
 
-def _listed(modules: Mapping[str, nn.Module]) -> str:
+def _list_modules(modules: Mapping[str, nn.Module]) -> str:
     return ", ".join(f"{name!r} ({type(module).__name__})" for name, module in modules.items()) or "none"
 
 
@@ -163,7 +163,7 @@ def _text_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) 
     plan = plan_batches([max(len(ids), 1) for ids in rows], token_budget=settings.token_budget)
     names = _input_names(model)
     return [
-        InputBatch(positions, _padded([rows[position] for position in positions], tokenizer, names))
+        InputBatch(positions, _pad_rows([rows[position] for position in positions], tokenizer, names))
         for positions in map(sorted, plan)
     ]
 
@@ -177,7 +177,7 @@ def _check_vocabulary(tokenizer: Any, model: nn.Module) -> None:
         )
 
 
-def _padded(rows: list[list[int]], tokenizer: Any, names: set[str] | None) -> dict[str, Tensor]:
+def _pad_rows(rows: list[list[int]], tokenizer: Any, names: set[str] | None) -> dict[str, Tensor]:
     """Return a batch padded on the right, where the position ids of every model family are correct."""
     pad = getattr(tokenizer, "pad_token_id", None) or 0
     longest = max(1, *map(len, rows))
@@ -326,7 +326,7 @@ class Measurement:
 
         tokens = copy_tokens if on_cpu and receive is not None else receive
         with (
-            undisturbed(model),
+            leave_unchanged(model),
             _fail_together(device) as check,
             autocast,
             self._spectra_device(),
@@ -424,7 +424,7 @@ def _inputs_digest(batches: Sequence[InputBatch]) -> str:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def leave_unchanged(model: nn.Module) -> Iterator[None]:
     """Run ``model`` in eval mode without gradients or compilation, then restore its state.
 
     Restored are the mode of each module (some may be frozen in eval mode), buffers that a module updates or replaces

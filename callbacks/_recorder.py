@@ -208,7 +208,7 @@ class Recorder(CallbackSettings):
             if not is_due(self.every_n_steps, step):
                 self._at_end.add(step)
         except Exception as error:
-            self._failed(error, step)
+            self._handle_failure(error, step)
         record(values)
 
     def _warn_of_collapse(self, losses: Mapping[int, float]) -> None:
@@ -227,7 +227,7 @@ class Recorder(CallbackSettings):
     def _after_measurement(self, run: Any, step: int) -> None:
         """React to the values through Lightning's trainer or the Hugging Face trainer's control."""
 
-    def _failed(self, error: Exception, step: int) -> None:
+    def _handle_failure(self, error: Exception, step: int) -> None:
         if self.strict:
             raise error
         if not self._warned:
@@ -252,7 +252,7 @@ class Recorder(CallbackSettings):
             metadata = json.dumps({key: value for key, value in self._state().items() if key != "steps"})
             write_frame(self.frame, folder / "history.parquet", metadata={_METADATA_KEY: metadata})
         except Exception as error:
-            self._failed(error, max(self._steps))
+            self._handle_failure(error, max(self._steps))
 
     def _draw(self, folder: Path) -> None:
         """Draw the history in a thread, or immediately if an error must stop the run, and print where it is."""
@@ -279,4 +279,4 @@ class Recorder(CallbackSettings):
             how = {"Norm": self.norm, "Pooling": self.pooling, **versions()}
             write_page(steps_html(frame, title="Every layer while it learned", how=how), folder / "report.html")
         except Exception as error:
-            self._failed(error, step)
+            self._handle_failure(error, step)

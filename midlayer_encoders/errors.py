@@ -81,11 +81,11 @@ def _holds(name: str, word: str) -> bool:
     return word in name or bool(get_close_matches(word, re.split("[_-]", name), n=1, cutoff=0.85))
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def pluralize(count: int, noun: str, plural: str = "") -> str:
     """Return a number of things in words.
 
     Example:
-        >>> counted(1, "text"), counted(1200, "text"), counted(2, "pass", "passes")
+        >>> pluralize(1, "text"), pluralize(1200, "text"), pluralize(2, "pass", "passes")
         ('1 text', '1,200 texts', '2 passes')
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

@@ -230,13 +230,13 @@ def read_artifact(path: Path, read: Callable[[Path], T]) -> T | None:
         return None
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
-    """Return JSON with a checksum of its content, for :func:`read_sealed`."""
+def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
+    """Return JSON with a checksum of its content, for :func:`read_with_checksum`."""
     return json.dumps({**content, "checksum": _content_checksum(content)}, indent=1).encode()
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Return the content of a file of :func:`sealed`, or raise a ``ValueError`` if it was changed."""
+def read_with_checksum(path: Path) -> dict[str, Any]:
+    """Return the content of a file of :func:`dump_with_checksum`, or raise a ``ValueError`` if it was changed."""
     content: dict[str, Any] = read_json(path)
     if content.pop("checksum", None) != _content_checksum(content):
         raise ValueError("its content does not match its checksum")

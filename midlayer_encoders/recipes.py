@@ -351,7 +351,7 @@ class Recipe:
         parts = [part for part in self.name.split("+") if part not in ("center", "normalize")]
         return replace(self, name="+".join(parts), layer=None, center=False, normalize=False)
 
-    def changed(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, by name."""
         return {
             item.name: getattr(self, item.name)
@@ -433,7 +433,7 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     Example:
         >>> recipe_of("recipe", "one-word").pooling
         'last'
-        >>> recipe_of("recipe", "plain+skip-first+center").changed()
+        >>> recipe_of("recipe", "plain+skip-first+center").non_defaults()
         {'skip_first': 1, 'center': True}
     """
     if isinstance(value, Recipe):

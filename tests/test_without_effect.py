@@ -21,7 +21,7 @@ METRICS = ["uniformity", "raw_uniformity", "dataset_entropy", "anisotropy"]
 
 def compare_with_another(encoder: LayerEncoder) -> pl.DataFrame:
     with TemporaryDirectory() as folder:
-        other = LayerEncoder(save_tiny("Llama", Path(folder), seed=1), -1, **encoder.options.changed())
+        other = LayerEncoder(save_tiny("Llama", Path(folder), seed=1), -1, **encoder.options.non_defaults())
     settings = IntervalSettings(resamples=2)
     frame = compare(encoder, other, texts=TEXTS, metrics=["dataset_entropy"], intervals=settings).frame
     return frame.drop("model")  # the second folder has another name each time

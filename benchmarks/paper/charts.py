@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from benchmarks.paper.setting import model_label
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError, pluralize
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import plot_metrics
@@ -86,7 +86,7 @@ def score_curves(frame: pl.DataFrame) -> list[LabeledCurve]:
         num_tasks = part["dataset"].n_unique()
         mean = part.group_by("layer", "depth").agg(pl.col("value").mean(), pl.len()).filter(pl.col("len") == num_tasks)
         mean = mean.sort("layer")
-        label = f"{model_label(scores, model, revision)} ({counted(num_tasks, 'task')})"
+        label = f"{model_label(scores, model, revision)} ({pluralize(num_tasks, 'task')})"
         curves.append(LabeledCurve(label, (100 * mean["depth"]).to_list(), (100 * mean["value"]).to_list()))
     return curves
 
@@ -186,7 +186,7 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         axes.hlines(y, means["last"], x, color=SERIES[0], linewidth=1.4)
         drawing.draw_points(axes, x, y, "disc")
         drawing.draw_rule(axes, means["last"])
-        axes.set_xlim(drawing.padded(x, 0.12))
+        axes.set_xlim(drawing.pad_range(x, 0.12))
         axes.set_xlabel("mean score, points; the line is the last layer")
         drawing.set_title(axes, str(model))
     return drawing.finish(figure)

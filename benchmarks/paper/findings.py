@@ -11,12 +11,12 @@ import polars as pl
 
 from benchmarks.paper.setting import model_label
 from midlayer_encoders.comparing.correlation import LEVEL
-from midlayer_encoders.errors import counted
+from midlayer_encoders.errors import pluralize
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import number_of_layers
 from midlayer_encoders.frame.steps import layer_changes
 from midlayer_encoders.frame.summaries import Gain, summary
-from midlayer_encoders.report.labels import number, signed, with_interval
+from midlayer_encoders.report.labels import format_signed, number, with_interval
 from midlayer_encoders.report.training_page import steps_words
 
 _VERDICTS = {True: "The claim holds here.", False: "The claim does not hold here.", None: "It stays open here."}
@@ -68,8 +68,10 @@ def mean_gain(differences: Sequence[float]) -> Gain:
 
 
 def _gain_over_tasks(gain: Gain, tasks: int) -> str:
-    interval = "no interval" if gain.without else f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
-    return f"{signed(gain.points)} ({interval} over {counted(tasks, 'task')})"
+    interval = (
+        "no interval" if gain.without else f"95 % interval {format_signed(gain.low)} to {format_signed(gain.high)}"
+    )
+    return f"{format_signed(gain.points)} ({interval} over {pluralize(tasks, 'task')})"
 
 
 def describe_valley(frame: pl.DataFrame) -> list[str]:
@@ -131,7 +133,7 @@ def _correlations_of(rows: pl.DataFrame, label: str) -> str:
     return (
         f"with {' to '.join(map(str, layers))} layers, {label} must exceed "
         f"{' to '.join(dict.fromkeys(number(end, 2) for end in ends))}, depending on the metric, to stand out of "
-        f"chance. {'; '.join(texts)}. The claim holds here for {rows['p'].sum()} of {counted(len(rows), 'metric')}."
+        f"chance. {'; '.join(texts)}. The claim holds here for {rows['p'].sum()} of {pluralize(len(rows), 'metric')}."
     )
 
 
@@ -199,7 +201,7 @@ def describe_tuning(frame: pl.DataFrame) -> list[str]:
     ]
     return [
         f"{model} minus the base, mean of all layers: "
-        + ", ".join(f"{name.replace('_', ' ')} {signed(means[name] - base[name], 2)}" for name in _TUNING)
+        + ", ".join(f"{name.replace('_', ' ')} {format_signed(means[name] - base[name], 2)}" for name in _TUNING)
         + f". InfoNCE falls with invariance: that part of the claim {'holds' if fell else 'does not hold'} here."
         for model, means in tuned
         for fell in [means["infonce"] < base["infonce"]]
@@ -234,7 +236,7 @@ def describe_rules(frame: pl.DataFrame) -> list[str]:
         gains = {name: mean_gain(points[name] - points["last"]) for name in points if name.startswith("min-")}
         texts = ", ".join(f"{name} {with_interval(gain.points, gain)}" for name, gain in gains.items())
         holds = any(gain.low > 0 for gain in gains.values())
-        tasks = counted(part["dataset"].n_unique(), "task")
+        tasks = pluralize(part["dataset"].n_unique(), "task")
         sentences.append(
             f"{model}: points over the last layer, with 95 % intervals over {tasks}: {texts}. {_VERDICTS[holds]}"
         )

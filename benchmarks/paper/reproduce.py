@@ -17,7 +17,7 @@ from benchmarks.paper import token_experiments as tokens
 from benchmarks.paper.charts import plot_correlations
 from benchmarks.paper.setting import MissingInputError, Setting
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary, pluralize
 from midlayer_encoders.files import folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
@@ -119,7 +119,12 @@ def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
 
     if not setting.revisions:
         raise MissingInputError("It needs checkpoints of the first model: pass --revisions step1,step512,…")
-    options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None, "seed": setting.seed}
+    options = {
+        **setting.options.non_defaults(),
+        "max_length": setting.max_length,
+        "revision": None,
+        "seed": setting.seed,
+    }
     texts = setting.required_texts(4)
     model = setting.required_models()[0]
     return progression(
@@ -184,7 +189,7 @@ def chosen_table(frame: pl.DataFrame) -> Rows:
     models = frame["model"].unique(maintain_order=True).to_list()
     means = frame.group_by("model", "name").agg(pl.col("value").mean(), pl.len())
     cells = {
-        (model, rule): f"{100 * value:.1f} ({counted(count, 'task')})"
+        (model, rule): f"{100 * value:.1f} ({pluralize(count, 'task')})"
         for model, rule, value, count in means.iter_rows()
     }
     rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]

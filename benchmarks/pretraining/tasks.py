@@ -54,7 +54,7 @@ def read_tasks(folder: Path) -> list[Task]:
 
 
 def _scores(scorer: Any, vectors: Tensor) -> Tensor:
-    scores: Tensor = scorer.resampled(vectors)[0]
+    scores: Tensor = scorer.bootstrap(vectors)[0]
     return scores
 
 

@@ -85,7 +85,7 @@ class Test:
         if self.task == "STSBenchmark":
             near = torch.nn.functional.cosine_similarity(*vectors.chunk(2)).cpu()
             return 100 * float(spearmanr(near, self.wanted).statistic)
-        return 100 * float(Classifiers(tuple(self.experiments)).resampled(vectors[None].clone())[0])
+        return 100 * float(Classifiers(tuple(self.experiments)).bootstrap(vectors[None].clone())[0])
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
         right = [(question.predictions(one, [data])[0, 0].cpu() == data.test_labels).double() for data in question.data]
         return _mean_of(torch.stack(right).mean(dim=0))
     if isinstance(question, Ranking):
-        each = [float(_one_query(question, place).resampled(one)[0][0]) for place in range(len(question.queries))]
+        each = [float(_one_query(question, place).bootstrap(one)[0][0]) for place in range(len(question.queries))]
         return _mean_of(torch.tensor(each, dtype=torch.float64))
     if isinstance(question, Clusterings):
         return _mean_of(question._resampled(one)[0][0].cpu())  # over draws: a cluster is no property of one example

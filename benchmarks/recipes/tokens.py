@@ -156,7 +156,7 @@ def measured(model: Path, tasks: dict[str, Recorded], device: str | None) -> Ite
             previous = tokens
             for task, recorded in tasks.items():
                 places = torch.tensor([position[text] for text in recorded.keys], device=vectors.device)
-                score = 100 * float(recorded.scorer.resampled(vectors[places][None])[0][0])
+                score = 100 * float(recorded.scorer.bootstrap(vectors[places][None])[0][0])
                 yield {
                     "model": model.name, "layer": encoder.layer, "recipe": name, "ids": way, "same_as_whole": same,
                     "task": task, "score": score,

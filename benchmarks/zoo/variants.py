@@ -209,7 +209,7 @@ def prepending_vectors(
 def score(tasks: dict[str, Recorded], texts: dict[str, int], vectors: Tensor) -> dict[str, float]:
     """Return the score of vectors ``(N, D)`` on each task."""
     return {
-        name: 100 * float(task.scorer.resampled(vectors[[texts[text] for text in task.keys]][None])[0][0])
+        name: 100 * float(task.scorer.bootstrap(vectors[[texts[text] for text in task.keys]][None])[0][0])
         for name, task in tasks.items()
     }
 

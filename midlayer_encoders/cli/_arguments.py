@@ -249,4 +249,4 @@ def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
     from midlayer_encoders.encoder.whole_model import load_encoder  # imports torch
 
     with show_waiting(f"Loading {model}"):
-        return load_encoder(model, options.changed())
+        return load_encoder(model, options.non_defaults())

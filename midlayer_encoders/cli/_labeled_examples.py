@@ -53,7 +53,7 @@ def _examples_in_table(path: Path, columns: Columns) -> tuple[list[Any], list[st
     table = read_table(path, columns)
     cure = f" {COLUMN_CURE}"
     rules = {table.column("text", "path", cure=cure): TEXT, table.column("label", cure=cure): LABEL}
-    inputs, labels = table.complete(*rules).checked(rules)
+    inputs, labels = table.complete(*rules).check_columns(rules)
     if "path" in rules:
         inputs = [str(path.parent / name) for name in inputs]
     return inputs, [str(label) for label in labels]

@@ -153,9 +153,9 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     """
     from midlayer_encoders.sweeping.best_layer import Notes, export_lines
 
-    options = encoder.options.changed() | keywords
+    options = encoder.options.non_defaults() | keywords
     if isinstance(options.get("recipe"), Recipe):
-        options |= options.pop("recipe").changed()
+        options |= options.pop("recipe").non_defaults()
     options = {key: value for key, value in options.items() if key not in ("center", "layer")}
     vectors = {"center": str(center)} if "center" in keywords else {}
     notes = Notes(title="", model=encoder.source, how={}, options=options, vectors=vectors)
@@ -246,7 +246,7 @@ def sweep(
         out=out if is_alone else None,
         store=store,
         settings=settings,
-        **options.changed(),
+        **options.non_defaults(),
     )
     if is_alone:
         _sweep_model(request, model, options)

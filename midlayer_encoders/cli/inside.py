@@ -12,7 +12,7 @@ from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_nam
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import counted
+from midlayer_encoders.errors import pluralize
 from midlayer_encoders.extras.settings import UNUSED_SETTINGS, ProbeSettings
 from midlayer_encoders.validation import check_effect
 
@@ -51,8 +51,8 @@ def metrics(
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
-    number, unit = counted(len(items), kind.removesuffix("s")), "tokens" if kind == "texts" else kind
-    measured = f"{number} in {counted(num_passes(metric_names), 'pass', 'passes')}"
+    number, unit = pluralize(len(items), kind.removesuffix("s")), "tokens" if kind == "texts" else kind
+    measured = f"{number} in {pluralize(num_passes(metric_names), 'pass', 'passes')}"
     titles = {"measuring": f"{unit} of {measured}", "computing": "metrics computed"}
     settings: dict[str, Any] = {"metrics": metric_names, "layers": layers, "seed": seed, "dataset": path.stem}
     with _progress.show_progress(titles) as progress:
@@ -61,7 +61,7 @@ def metrics(
     write_frame(frame, out / "metrics.csv")
     report.write_figure(report.plot_metrics(frame), out / "metrics.png")
     title = f"Metrics of every layer of {options.shown_name(model)}"
-    how = {"inputs": f"{number} of {path.name}", **options.changed(), "seed": str(seed), **versions()}
+    how = {"inputs": f"{number} of {path.name}", **options.non_defaults(), "seed": str(seed), **versions()}
     page = report.report_html(frame, title=title, how=how, sentences=[f"Measured on {measured}."])
     values = frame.select("layer", "name", "value")
     _print_by_layer([(layer, name, f"{value:.4g}") for layer, name, value in values.iter_rows()], title)
@@ -148,7 +148,7 @@ class Measurement:
         texts = self.data.read_texts(self.texts)[: self.limit]
         values = {"texts": texts, "layers": self.layers, "views": self.views, "seed": self.seed}
         values |= {"metrics": self.metrics, "dataset": self.texts.stem}
-        return {**values, **options.changed(), "norm": options.norm}
+        return {**values, **options.non_defaults(), "norm": options.norm}
 
 
 # Each model has a revision of its own: name@revision.

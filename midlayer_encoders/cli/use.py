@@ -16,7 +16,7 @@ from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli.find import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError, pluralize
 from midlayer_encoders.extras.settings import DistillSettings, TuneSettings, check_arguments, check_out, checked_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def export(
     from midlayer_encoders.encoder.spec import mteb_line
     from midlayer_encoders.extras import export as exporting  # imports torch
 
-    encoder = LayerEncoder(model, layer, **options.changed())
+    encoder = LayerEncoder(model, layer, **options.non_defaults())
     cast(Any, encoder.model_card_data).precision = precision
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     exported = exporting.export_for(encoder, cast("Target", target), out, **flags)
@@ -128,9 +128,9 @@ def embed(
     titles = {"embedding": f"Embedding {unit}", "writing": "Writing vectors", "units": "units done"}
     with _progress.show_progress(titles) as progress, execution.open(out.with_name(f"{out.name}.jobs")) as executor:
         settings: dict[str, Any] = {"layers": layers, "token_budget": budget, "executor": executor}
-        written = vectors.embed(source, items, out, progress=progress, **settings, **options.changed())
+        written = vectors.embed(source, items, out, progress=progress, **settings, **options.non_defaults())
     _output.print_json(path=written, inputs=len(items), kind=kind)
-    _output.print_text(f"Vectors of {counted(len(items), unit.removesuffix('s'))} are in {written}.", wrap=False)
+    _output.print_text(f"Vectors of {pluralize(len(items), unit.removesuffix('s'))} are in {written}.", wrap=False)
 
 
 @dataclass(kw_only=True)
@@ -174,7 +174,13 @@ class Training:
         _arguments.check_model(self.model, options)
         from midlayer_encoders.extras import training  # imports torch
 
-        keywords |= {"out": self.out, "tasks": tasks, "settings": settings, **asdict(self.data), **options.changed()}
+        keywords |= {
+            "out": self.out,
+            "tasks": tasks,
+            "settings": settings,
+            **asdict(self.data),
+            **options.non_defaults(),
+        }
         with _progress.show_progress(_TITLES) as progress:
             result: TuneResult = getattr(training, function)(
                 self.model, self.layer, data, progress=progress, **keywords

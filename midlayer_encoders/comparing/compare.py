@@ -179,7 +179,7 @@ def compare(
 
 def _load_whole(model: str, options: EncoderOptions) -> LayerEncoder:
     name, revision = name_and_revision(model)
-    return cast(LayerEncoder, complete_encoder(LayerEncoder, name, {**options.changed(), "revision": revision}))
+    return cast(LayerEncoder, complete_encoder(LayerEncoder, name, {**options.non_defaults(), "revision": revision}))
 
 
 def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:

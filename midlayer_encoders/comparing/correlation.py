@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError, pluralize
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame
 
@@ -136,7 +136,7 @@ def _undefined_note(curves: Mapping[str, _Values]) -> str:
     """Return why two curves have no correlation, or an empty string."""
     for name, curve in curves.items():
         if len(curve) < _MIN_LAYERS:
-            return f"undefined: both exist at {counted(len(curve), 'layer')}, at least {_MIN_LAYERS} are needed"
+            return f"undefined: both exist at {pluralize(len(curve), 'layer')}, at least {_MIN_LAYERS} are needed"
         if np.ptp(curve) <= 1e-12 * np.abs(curve).max():
             return f"undefined: {name} is the same at every layer"
     return ""

@@ -225,7 +225,7 @@ class _Step:
                 stage.step(start + self.num_inputs * tokens // max(all_tokens, 1) - stage.done)
 
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
-        options = {**self.options.changed(), "revision": self.checkpoint.revision}
+        options = {**self.options.non_defaults(), "revision": self.checkpoint.revision}
         encoder = complete_encoder(LayerEncoder, self.checkpoint.source, options)
         settings = {**self.settings, "views": self.views or self.settings["views"], "progress": report}
         frame = measure(encoder, self.texts, **settings)

@@ -232,7 +232,7 @@ def build_with_recipe(source: Any, recipe: Recipe | str) -> Any:
     has_maps = not set(source.after_pooling) <= {"Normalize"}
     if source.options.template is not None or has_maps or source.in_memory:
         raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {source.name}.")
-    options = make_options({**source.options.changed(), "recipe": recipe_of("recipe", recipe).before_vectors()})
+    options = make_options({**source.options.non_defaults(), "recipe": recipe_of("recipe", recipe).before_vectors()})
     options.check_for_media(source.media, source.name)
     encoder = copy.copy(source)
     encoder.warned = set(source.warned)

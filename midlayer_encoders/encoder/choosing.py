@@ -99,7 +99,7 @@ def _apply_choice(
             f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
-    fixed = chosen.changed() if choice.options is None else option_names("reading", "model")
+    fixed = chosen.non_defaults() if choice.options is None else option_names("reading", "model")
     settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options if name in fixed}
     settings["revision"] = choice.revision, requested.revision or "default"
     for name, (expected, value) in settings.items():
@@ -152,11 +152,11 @@ def _select_by(
 
     check_choice("layer", rule, RULES)
     # The recipe's fields are among the options; modules after the pooling depend on the layer.
-    complete = complete_encoder(encoder_class, model, {**options.changed(), "recipe": None, "center": None})
+    complete = complete_encoder(encoder_class, model, {**options.non_defaults(), "recipe": None, "center": None})
     selection = select(complete, texts, labels, rule=rule, recipes=recipes)
     # The last layer by default is the model as it was saved; other choices compare layers without these modules.
     is_default = rule == AUTO and labels is None and selection.layer == complete.num_layers
-    keywords = {**options.changed(), "dense": options.dense if is_default else complete.options.dense}
+    keywords = {**options.non_defaults(), "dense": options.dense if is_default else complete.options.dense}
     if selection.center is not None and options.center is not None:
         selection = replace(selection, center=options.center)
     keywords |= {name: value for name, value in selection.keywords.items() if name != "layer"}
@@ -179,5 +179,5 @@ def check_own(encoder: Any, options: Mapping[str, Any]) -> None:
         "normalize": "Normalize" in encoder.after_pooling,
         "similarity_fn_name": encoder.similarity_fn_name,
     }
-    for name in {**options, **requested.changed()}.keys() & option_fields().keys():
+    for name in {**options, **requested.non_defaults()}.keys() & option_fields().keys():
         check_matches_encoder(name, getattr(requested, name), current.get(name, getattr(encoder.options, name)))

@@ -106,11 +106,11 @@ def files_digest(folder: Path, *, code: bool) -> str:
             with path.open("rb") as file:
                 contents[name.as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()
         elif path not in in_spec and not _READ_BY_CODE.fullmatch(path.name):
-            contents[name.as_posix()] = content_digest(_content_read(path), 16)
+            contents[name.as_posix()] = content_digest(_read_content(path), 16)
     return content_digest(json.dumps(contents, sort_keys=True))
 
 
-def _content_read(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     """Return the content of a file, without the settings of a config that have no effect."""
     content = path.read_bytes()
     if "config" not in path.name or path.suffix != ".json":  # a vocabulary may have tokens of these names

@@ -26,7 +26,7 @@ from midlayer_encoders.models.anatomy import Anatomy, most_tokens, suffers_from_
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.models.load import ModelFiles
-from midlayer_encoders.reading.capture import blocks_bypassed, first_tensor, input_states, layers_watched
+from midlayer_encoders.reading.capture import bypass_blocks, first_tensor, input_states, watch_layers
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
@@ -278,7 +278,7 @@ class UncutTransformer(Transformer):
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return the features with the states of the layer as ``token_embeddings``."""
         if self.bypass:
-            with blocks_bypassed(self.model, self.anatomy, self.layer):
+            with bypass_blocks(self.model, self.anatomy, self.layer):
                 return super().forward(features, **kwargs)
         states: list[Tensor] = []
         output: dict[str, Any] = {**features}
@@ -286,7 +286,7 @@ class UncutTransformer(Transformer):
         def add(_: int, layer_states: Tensor) -> None:
             states.append(layer_states)
 
-        with layers_watched(self.model, add, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False):
+        with watch_layers(self.model, add, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False):
             output |= super().forward(features, **kwargs)
         # Some models pad to whole windows internally.
         length = output["input_ids"].shape[1] if "input_ids" in output else None

@@ -178,20 +178,20 @@ def forward_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], featu
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
         places = starts[rows] + torch.arange(length, device=mask.device)
-        cropped = {key: _cropped(value, rows, places, mask.shape[1]) for key, value in _without_mask(features).items()}
+        cropped = {key: _crop(value, rows, places, mask.shape[1]) for key, value in _without_mask(features).items()}
         groups.append((rows, forward(cropped)))
-    joined = {name: _joined(groups, name) for name in ("token_embeddings", "attention_mask")}
+    joined = {name: _join_groups(groups, name) for name in ("token_embeddings", "attention_mask")}
     joined["attention_mask"] *= mask.any(dim=1, keepdim=True)  # a text without tokens ran as one token of padding
     return {**features, **joined}
 
 
-def _cropped(value: Any, rows: Tensor, places: Tensor, size: int) -> Any:
+def _crop(value: Any, rows: Tensor, places: Tensor, size: int) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value[rows[:, None], places] if value.ndim > 1 and value.shape[1] == size else value[rows]
 
 
-def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
+def _join_groups(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
     """Return the rows of all groups in their original order, padded with zeros."""
     order = torch.cat([rows for rows, _ in groups]).argsort().tolist()
     results = [result for _, group in groups for result in group[name]]

@@ -19,7 +19,7 @@ from midlayer_encoders.errors import CutError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import find_anatomy, mark_padding, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import Cut
-from midlayer_encoders.reading.capture import accepted_arguments, captured, final_norm
+from midlayer_encoders.reading.capture import accepted_arguments, capture_states, final_norm
 from midlayer_encoders.validation import check_choice
 
 # The arguments of a processor in memory.
@@ -124,7 +124,7 @@ class MemoryModule(InputModule):
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
         inputs = self.arguments(features)
-        states = captured(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
+        states = capture_states(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
         if not states:
             raise CutError(
                 f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on this "

@@ -301,17 +301,17 @@ class EncoderOptions:
 
     def _apply(self, recipe: Recipe) -> None:
         """Take the fields of a recipe for the options left at their defaults; keep its name if it has one."""
-        for name, value in recipe.changed().items():
+        for name, value in recipe.non_defaults().items():
             option = option_fields().get(name)
             if option is not None and name != "center" and getattr(self, name) == option.default:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "recipe", recipe.name if recipes.has_name(recipe) else None)
 
-    def changed(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
 
         Example:
-            >>> EncoderOptions(norm="none", pooling="mean", device="cpu").changed()
+            >>> EncoderOptions(norm="none", pooling="mean", device="cpu").non_defaults()
             {'norm': 'none', 'pooling': 'mean', 'device': 'cpu'}
         """
         values = {name: (getattr(self, name), option.default) for name, option in option_fields().items()}
@@ -319,16 +319,16 @@ class EncoderOptions:
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change vectors and differ from their defaults, by name."""
-        recipe = recipes.recipe_of("recipe", self.recipe).changed() if self.recipe else {}
+        recipe = recipes.recipe_of("recipe", self.recipe).non_defaults() if self.recipe else {}
         return {
             name: value
-            for name, value in self.changed().items()
+            for name, value in self.non_defaults().items()
             if name not in option_names("none") and (name not in recipe or recipe[name] != value)
         }
 
     def reads_plainly(self) -> bool:
         """Return whether no option says how to read texts."""
-        return self.changed().keys().isdisjoint(option_names("reading"))
+        return self.non_defaults().keys().isdisjoint(option_names("reading"))
 
     def spec_fields(self) -> dict[str, Any]:
         """Return the options that a spec holds as they are."""
@@ -363,13 +363,13 @@ class EncoderOptions:
 
     def check_for_module(self) -> None:
         """Raise an :class:`OptionError` if an option is set that does not apply to a module in memory."""
-        for name, value in self.changed().items():
+        for name, value in self.non_defaults().items():
             if not option_fields()[name].metadata.get("in_memory"):
                 raise OptionError(f"`{name}` does not apply to a module in memory, but got {value!r}.")
 
     def check_for_media(self, media: Sequence[str], model: str) -> None:
         """Raise an :class:`OptionError` if an option is set for a medium that the model does not take."""
-        for name, value in self.changed().items():
+        for name, value in self.non_defaults().items():
             medium = option_fields()[name].metadata.get("medium")
             if medium is not None and medium not in media:
                 raise OptionError(

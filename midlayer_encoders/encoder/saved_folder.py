@@ -191,7 +191,7 @@ def later_modules(
     if not pools:
         return modules
     if spans := [module for module in modules if isinstance(module, PooledSpans)]:
-        if refused := options.changed().keys() & {"pooling", "skip_first", "skip_special"}:
+        if refused := options.non_defaults().keys() & {"pooling", "skip_first", "skip_special"}:
             raise OptionError(f"`{min(refused)}` does not apply to {name}, whose folder pools spans of its own.")
         if spans[0].centered and not last_layer:
             raise OptionError(f"`layer` must be the last one of {name}, whose spans are centered for it.")

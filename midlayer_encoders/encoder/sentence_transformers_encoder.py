@@ -105,7 +105,7 @@ class LayerEncoder(SentenceTransformer):
         model = choosing.model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
         resolved, encoder_options, selection = choosing.resolve(LayerEncoder, model, layer, options, texts, labels)
-        with encoder_options.hub_access(), hub.named_as_typed(self):
+        with encoder_options.hub_access(), hub.name_as_typed(self):
             build.build_from_files(self, model, resolved, encoder_options)
         if choice is not None:
             choosing.check_choice_fits(choice, self.name, self.num_layers)
@@ -304,7 +304,7 @@ class LayerEncoder(SentenceTransformer):
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
-        with self.options.hub_access(), hub.named_as_typed(self):
+        with self.options.hub_access(), hub.name_as_typed(self):
             return hub.output_embeddings(self.transformer, build.model_place(self.location, self.saved))
 
     def for_mteb(self) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import polars as pl
 
 from midlayer_encoders._types import EncoderSpec, content_digest
-from midlayer_encoders.errors import MidlayerError, OptionError, counted, did_you_mean
+from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, pluralize
 from midlayer_encoders.files import check_regular_file, read_text_file
 
 _polars_runs_in: int | None = None  # the process that made or read the first frame, with threads of polars
@@ -167,7 +167,7 @@ def _check_rows(frame: pl.DataFrame) -> None:
     for mistake, is_wrong in mistakes.items():
         if len(rows := frame.filter(is_wrong)):
             cells = ", ".join(f"{name} {cell!r}" for name, cell in rows.row(0, named=True).items())
-            raise OptionError(f"`frame` must have no {mistake}; {counted(len(rows), 'row')} like this: {cells}.")
+            raise OptionError(f"`frame` must have no {mistake}; {pluralize(len(rows), 'row')} like this: {cells}.")
 
 
 def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:

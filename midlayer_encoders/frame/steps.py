@@ -68,11 +68,11 @@ def step_word(step: int) -> str:
     return str(step)
 
 
-def thinned(count: int, most: int) -> list[int]:
+def evenly_spaced(count: int, most: int) -> list[int]:
     """Return at most ``most`` evenly spaced places of ``count``, including the last.
 
     Example:
-        >>> thinned(5, 3), thinned(2, 8)
+        >>> evenly_spaced(5, 3), evenly_spaced(2, 8)
         ([0, 2, 4], [0, 1])
     """
     stride = max(1, -(-(count - 1) // max(most - 1, 1)))

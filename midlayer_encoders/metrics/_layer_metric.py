@@ -168,7 +168,7 @@ def gather_states(state: Tensor, group: Any = None) -> list[Tensor]:
     return [part.to(state.device) for part in parts if part.numel()] or [state]
 
 
-def joined(state: Tensor | list[Tensor]) -> Tensor:
+def concat_state(state: Tensor | list[Tensor]) -> Tensor:
     """Return a list state, which may be empty, as one tensor; after a sync it already is a tensor."""
     if isinstance(state, Tensor):
         return state
@@ -245,7 +245,7 @@ def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
         )
 
 
-def owned(embeddings: Tensor) -> Tensor:
+def copy_if_view(embeddings: Tensor) -> Tensor:
     """Return vectors that own their memory: a copy if they are a view into larger states."""
     rows = embeddings.detach()
     return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
@@ -310,7 +310,7 @@ def kernels_can_read(states: Tensor) -> bool:
     return readable and kernels_enabled() and torch.version.hip is None and kernels_run_on(states, (8, 0))
 
 
-def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
+def prepare_rows(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
     """Return rows in working precision with padding set to zero, optionally centered and scaled to unit length.
 
     A row that differs from the mean only by rounding becomes zero: scaled up, repeated rows would be noise.
@@ -352,13 +352,13 @@ def token_gram(
         or ``None`` if the whole matrix is valid.
     """
     if states.shape[-2] > states.shape[-1]:
-        return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), None
+        return smaller_gram(prepare_rows(states.double() if double else states, mask, center=center, unit=unit)), None
     if kernels_can_read(states) and (KERNELS_IN_FLOAT64 or not double):
         from midlayer_encoders.extras.kernels.tokens import prepared_gram
 
         return prepared_gram(states, mask, center=center, unit=unit, double=double)
     states, mask = tokens_first(states, mask)
-    return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), mask.sum(
+    return smaller_gram(prepare_rows(states.double() if double else states, mask, center=center, unit=unit)), mask.sum(
         dim=-1
     )
 

@@ -76,7 +76,7 @@ class SampleMetric(LayerMetric):
         base.check_embeddings(embeddings, index)
         self._position(layer)
         rows, keys = getattr(self, f"rows_{layer}"), getattr(self, f"keys_{layer}")
-        rows.append(base.owned(embeddings))
+        rows.append(base.copy_if_view(embeddings))
         # The index usually is on the CPU, where choosing the sample does not wait for a GPU.
         keys.append(index.to(torch.int64) * self.views + view)
         if sum(map(len, keys)) > 2 * self.max_samples * self.views:
@@ -87,7 +87,7 @@ class SampleMetric(LayerMetric):
     def _sample(self, keys: Tensor) -> Tensor:
         """Return the rows of the sample, sorted by view and then index, each once."""
         keys, order = torch.sort(keys.cpu(), stable=True)
-        hashes = hashed(keys // self.views, self.seed)
+        hashes = hash_index(keys // self.views, self.seed)
         largest = torch.unique(hashes)[: self.max_samples][-1:]
         kept = hashes <= largest
         kept[1:] &= keys[1:] != keys[:-1]
@@ -118,7 +118,10 @@ class SampleMetric(LayerMetric):
         samples: list[tuple[Tensor, Tensor]] = []
         previous: Tensor | None = None
         for layer in self.layers:
-            rows, keys = base.joined(getattr(self, f"rows_{layer}")), base.joined(getattr(self, f"keys_{layer}")).cpu()
+            rows, keys = (
+                base.concat_state(getattr(self, f"rows_{layer}")),
+                base.concat_state(getattr(self, f"keys_{layer}")).cpu(),
+            )
             if previous is None or not torch.equal(keys, previous):
                 previous = keys
                 sample = self._sample(keys)
@@ -223,11 +226,11 @@ def check_pair(
         )
 
 
-def hashed(index: Tensor, seed: int) -> Tensor:
+def hash_index(index: Tensor, seed: int) -> Tensor:
     """Return a pseudo-random int64 per index, different for different indices: the finalizer of SplitMix64.
 
     Example:
-        >>> hashed(torch.tensor([0, 1, 2]), seed=0).argsort()
+        >>> hash_index(torch.tensor([0, 1, 2]), seed=0).argsort()
         tensor([0, 2, 1])
     """
     mixed = (index + seed + 1).numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from midlayer_encoders.errors import OptionError, counted, short_repr
+from midlayer_encoders.errors import OptionError, pluralize, short_repr
 from midlayer_encoders.validation import check_count, check_list, lone_surrogate
 
 #: Candidates for each layer and fold, in units of the mean squared norm of the training rows.
@@ -198,7 +198,7 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     if usable < 2:
         raise OptionError(
             "`labels` must have 2 classes or more with at least 2 texts each, "
-            f"but {len(labels)} labels have {counted(usable, 'such class', 'such classes')}: label more."
+            f"but {len(labels)} labels have {pluralize(usable, 'such class', 'such classes')}: label more."
         )
 
 

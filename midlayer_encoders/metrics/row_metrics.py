@@ -38,8 +38,8 @@ def _number_of_rows(
 
     Rows are first scaled to unit length (``unit``), then centered (``center``): in this order they can be accumulated.
     """
-    rows = base.prepared(embeddings.double(), None, center=False, unit=unit)
-    centered = base.prepared(rows, None, center=True, unit=False) if center else rows
+    rows = base.prepare_rows(embeddings.double(), None, center=False, unit=unit)
+    centered = base.prepare_rows(rows, None, center=True, unit=False) if center else rows
     count = torch.full(rows.shape[:-2], rows.shape[-2], device=rows.device)
     moments = Moments(base.smaller_gram(centered), rows.sum(dim=-2), count, rows.shape[-1])
     return _finite_number(moments, partial(number, **options)).to(base.result_dtype(embeddings))
@@ -83,8 +83,8 @@ class MomentMetric(LayerMetric):
         sums[:] = [sums[0] + new[None] if sums else new[None]]
 
     def _values(self) -> Tensor:
-        rows = {layer: base.joined(getattr(self, f"rows_{layer}")) for layer in self.layers}
-        sums = {layer: base.joined(getattr(self, f"sums_{layer}")) for layer in self.layers}
+        rows = {layer: base.concat_state(getattr(self, f"rows_{layer}")) for layer in self.layers}
+        sums = {layer: base.concat_state(getattr(self, f"sums_{layer}")) for layer in self.layers}
         folded = {layer: self._moments(sums[layer].sum(dim=0), rows[layer]) for layer in rows if len(sums[layer])}
         for layer in rows:
             count = int(folded[layer].count) if layer in folded else len(rows[layer])
@@ -100,7 +100,7 @@ class MomentMetric(LayerMetric):
     def _moments(self, sums: Tensor, rows: Tensor) -> Moments:
         """Return the moments of all rows of a layer: the folded ones and those not yet folded."""
         if len(rows):
-            sums = sums + _sums(base.prepared(rows.double(), None, center=False, unit=self.unit)).to(sums.device)
+            sums = sums + _sums(base.prepare_rows(rows.double(), None, center=False, unit=self.unit)).to(sums.device)
         matrix, total, count = sums[:-1, :-1], sums[-1, :-1], sums[-1, -1]
         if self.center:
             centered = matrix - torch.outer(total, total) / count
@@ -140,9 +140,9 @@ class RowMetric(MomentMetric):
         base.check_embeddings(embeddings, index)
         self._position(layer)
         rows = getattr(self, f"rows_{layer}")
-        rows.append(base.owned(embeddings))
+        rows.append(base.copy_if_view(embeddings))
         if sum(map(len, rows)) > max(1024, 2 * embeddings.shape[-1]):
-            prepared_rows = base.prepared(torch.cat(rows).double(), None, center=False, unit=self.unit)
+            prepared_rows = base.prepare_rows(torch.cat(rows).double(), None, center=False, unit=self.unit)
             rows.clear()
             self._fold(layer, prepared_rows)
 
@@ -222,7 +222,7 @@ class MatrixEntropy(MomentMetric, function=matrix_entropy, number=_entropy_of_mo
         """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is ignored."""
         base.check_tokens(states, mask)
         for chunk, real in base.chunks(states, mask):
-            rows = base.prepared(chunk, real, center=False, unit=False).flatten(0, 1)
+            rows = base.prepare_rows(chunk, real, center=False, unit=False).flatten(0, 1)
             self._fold(layer, rows, real.flatten())
 
 
@@ -309,8 +309,8 @@ def effective_rank(
     base.check_options(epsilon=epsilon)
     mask = base.all_real(states) if mask is None else mask
     # float64 on every device: the square root of float32's rounding is 3e-4 of the largest singular value.
-    rows = base.prepared(states.double(), mask, center=False, unit=unit)
-    gram = base.smaller_gram(base.prepared(rows, mask, center=True, unit=False) if center else rows)
+    rows = base.prepare_rows(states.double(), mask, center=False, unit=unit)
+    gram = base.smaller_gram(base.prepare_rows(rows, mask, center=True, unit=False) if center else rows)
     return rank_of_gram(gram, None, method, epsilon, mask.sum(dim=-1)).to(base.result_dtype(states))
 
 

@@ -199,7 +199,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0, center: bool = True) -> Te
     """
     base.check_options(t=t)
     base.check_at_least(2, embeddings.shape[-2], "Rows of `embeddings`")
-    rows = base.prepared(embeddings, None, center=center, unit=True)
+    rows = base.prepare_rows(embeddings, None, center=center, unit=True)
     squares = rows.square().sum(dim=-1)
     distances = squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * products(rows, rows)
     potentials = -t * distances.clamp(min=0.0)

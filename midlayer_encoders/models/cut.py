@@ -143,7 +143,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
         empty = _empty_like(model) if depth_changes else None
         while len(blocks) < cut.keep:  # only its input is read
             new = None if empty is None else empty.get_submodule(anatomy.blocks)[len(blocks)]  # type: ignore[index]
-            blocks.append(copy.deepcopy(blocks[-1]) if new is None else _zeroed(copy.deepcopy(new), blocks[-1]))
+            blocks.append(copy.deepcopy(blocks[-1]) if new is None else _zero_block(copy.deepcopy(new), blocks[-1]))
         del blocks[cut.keep :]
         if empty is not None:
             _fit_parts(model, empty, anatomy.blocks)
@@ -175,7 +175,7 @@ def _empty_like(model: Any) -> nn.Module | None:
     return None
 
 
-def _zeroed(block: nn.Module, like: nn.Module) -> nn.Module:
+def _zero_block(block: nn.Module, like: nn.Module) -> nn.Module:
     """Return a block without weights on the device and in the dtype of another, filled with zeros."""
     first = next(parameter for parameter in like.parameters() if parameter.is_floating_point())
     block = block.to_empty(device=first.device).to(first.dtype).eval()

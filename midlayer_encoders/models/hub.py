@@ -365,7 +365,7 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
 
 
 @contextmanager
-def named_as_typed(encoder: Any) -> Iterator[None]:
+def name_as_typed(encoder: Any) -> Iterator[None]:
     """Let errors inside this block name the model of an encoder as it was typed, not by the folder of its files."""
     try:
         yield

@@ -54,7 +54,7 @@ def open_model(
     model, revision = location.folder, location.revision
     local = local_only(model, revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
+    config = _check_config(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         from midlayer_encoders.extras.quantization import quantized_options
@@ -74,7 +74,7 @@ def open_model(
     return ModelFiles(location, config, complete, options, adapters)
 
 
-def _checked(config: Any, model: str) -> Any:
+def _check_config(config: Any, model: str) -> Any:
     """Return a config without key-value caches; raise if a setting counts more blocks than a model has.
 
     Building millions of blocks would take hours. A hybrid that is cut before its first attention block cannot get the

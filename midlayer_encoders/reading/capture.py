@@ -50,7 +50,7 @@ def capture(
     arguments = accepted_arguments(model, inputs)
     if complete and "logits_to_keep" in inspect.signature(model.forward).parameters:
         arguments["logits_to_keep"] = 1  # the pass reaches the head, whose output is large
-    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, complete=complete):
+    with watch_layers(model, receive, anatomy=anatomy, layers=layers, norm=norm, complete=complete):
         model(**arguments)
 
 
@@ -60,7 +60,7 @@ def sharded_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, getattr(fsdp, "FSDPModule", ()))]
 
 
-def captured(
+def capture_states(
     model: nn.Module, inputs: Mapping[str, Any], *, anatomy: Anatomy, layers: Sequence[int], norm: Norm = "none"
 ) -> list[Tensor]:
     """Return the states of layers in ascending order; see :func:`capture`."""
@@ -82,7 +82,7 @@ def accepted_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str,
 
 
 @contextmanager
-def layers_watched(
+def watch_layers(
     model: nn.Module,
     receive: Receive,
     *,
@@ -130,7 +130,7 @@ def layers_watched(
 
 
 @contextmanager
-def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[None]:
+def bypass_blocks(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[None]:
     """Make the blocks after a layer return their input inside a ``with`` block, for any operation after the last one.
 
     The block holds the model's lock; passes of other threads are not changed.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.reading.capture import capture, captured
+from midlayer_encoders.reading.capture import capture, capture_states
 
 _MAX_TRIAL_TOKENS = 64
 _ROUNDINGS = 32
@@ -94,7 +94,7 @@ def looks_ahead(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Any]) -
     other[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, 1)
     # One text at a time: equal shapes give bitwise equal states.
     (states,), (other_states,) = (
-        captured(model, {**inputs, "input_ids": text}, anatomy=anatomy, layers=[anatomy.num_layers])
+        capture_states(model, {**inputs, "input_ids": text}, anatomy=anatomy, layers=[anatomy.num_layers])
         for text in (ids, other)
     )
     return not torch.equal(states[:, :-1], other_states[:, :-1])

@@ -229,7 +229,7 @@ def amount_axis(axes: Axes, label: str, amounts: Sequence[float]) -> None:
 
     axes.set_xlabel(label)
     low, high = min(amounts), max(amounts)
-    axes.set_xlim(padded(amounts, 0.11))
+    axes.set_xlim(pad_range(amounts, 0.11))
     if high >= _LOG_RATIO * low:
         axes.set(xscale="log", xlim=(low / 1.2, high * 1.2))
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=9))
@@ -241,14 +241,14 @@ def value_axis(*panels: Axes, pad: float = 0.08) -> None:
     """Set a common vertical range that contains everything drawn on the axes, with a margin."""
     ends = [end for axes in panels for end in axes.dataLim.intervaly if math.isfinite(end)]
     for axes in panels:
-        axes.set_ylim(padded(ends or [0.0], pad))
+        axes.set_ylim(pad_range(ends or [0.0], pad))
 
 
-def padded(values: Sequence[float], pad: float = 0.08) -> tuple[float, float]:
+def pad_range(values: Sequence[float], pad: float = 0.08) -> tuple[float, float]:
     """Return a range that contains the values with a margin; its width is never 0.
 
     Example:
-        >>> padded([10.0, 20.0], pad=0.1), padded([5.0])
+        >>> pad_range([10.0, 20.0], pad=0.1), pad_range([5.0])
         ((9.0, 21.0), (4.75, 5.25))
     """
     low, high = min(values), max(values)

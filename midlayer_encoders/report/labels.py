@@ -55,11 +55,11 @@ def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: boo
     return _minus(f"{value:{'+' if sign else ''}{'#' if zeros and value else ''}.{digits}g}").removesuffix(".")
 
 
-def signed(value: float, digits: int = 1) -> str:
+def format_signed(value: float, digits: int = 1) -> str:
     """Return a difference with its sign.
 
     Example:
-        >>> signed(4.26), signed(-0.31), signed(0.0)
+        >>> format_signed(4.26), format_signed(-0.31), format_signed(0.0)
         ('+4.3', '−0.3', '0.0')
     """
     text = _minus(f"{value:+.{digits}f}")
@@ -108,7 +108,7 @@ def interval_words(gain: Gain) -> str:
         return f"no interval: {names} {'was' if len(gain.without) == 1 else 'were'} not resampled"
     if math.isnan(gain.low):
         return ""
-    text = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
+    text = f"95 % interval {format_signed(gain.low)} to {format_signed(gain.high)}"
     return text if gain.separable else f"{text}: the two are not separable"
 
 
@@ -120,9 +120,9 @@ def with_interval(points: float, gain: Gain | None) -> str:
         ('+8.3 (−4.0 to +20.8)', '+8.3 (no interval)')
     """
     if gain is None:
-        return signed(points)
-    interval = "no interval" if gain.without else f"{signed(gain.low)} to {signed(gain.high)}"
-    return f"{signed(points)} ({interval})"
+        return format_signed(points)
+    interval = "no interval" if gain.without else f"{format_signed(gain.low)} to {format_signed(gain.high)}"
+    return f"{format_signed(points)} ({interval})"
 
 
 def gain_text(gain: Gain) -> str:

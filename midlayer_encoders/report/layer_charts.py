@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import check_frame, metric_series, number_of_layers
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
+from midlayer_encoders.report.labels import format_signed, interval_words, number, with_interval
 from midlayer_encoders.report.style import LIGHT, SERIES
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plot_summary(scores: Summary, baselines: Baselines | None = None) -> Figure:
         caption = f"best {best} at {curve.best_layer}"
         if curve.best_layer != curve.last_layer:
             drawing.draw_mark(axes, curve.last_layer, curve.last, best=False)
-            caption += f" · last {last} ({signed(-curve.gain)})"
+            caption += f" · last {last} ({format_signed(-curve.gain)})"
         drawing.draw_mark(axes, curve.best_layer, curve.best, f"layer {curve.best_layer}: {best}" if large else "")
         drawing.layer_axis(axes, scores.num_layers)
         drawing.value_axis(axes, pad=0.16 if large else 0.08)
@@ -137,7 +137,7 @@ def recipe_rows(
         rows.append([name, str(layer), number(average.best), *gain, *(number(points.get(task)) for task in tasks)])
     for name, scores in (baselines or {}).items():
         mean = average_baseline(winner, scores)
-        gain = [number(None) if mean is None else signed(mean - plain.best)] if plain else []
+        gain = [number(None) if mean is None else format_signed(mean - plain.best)] if plain else []
         cells = [number(100 * scores[task]) if task in scores else number(None) for task in tasks]
         rows.append([name, "", number(mean), *gain, *cells])
     return rows

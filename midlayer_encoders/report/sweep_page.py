@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from midlayer_encoders.errors import counted
+from midlayer_encoders.errors import pluralize
 from midlayer_encoders.frame.schema import metric_series
 from midlayer_encoders.frame.summaries import (
     RESAMPLES_SCHEMA,
@@ -96,7 +96,7 @@ def report_html(
     revision = "" if scores.revision == "default" else f" at revision {scores.revision}"
     return page_html(
         title,
-        [" ".join(sentences) or f"{counted(len(metrics), 'metric')} by layer; no task was scored."],
+        [" ".join(sentences) or f"{pluralize(len(metrics), 'metric')} by layer; no task was scored."],
         sections,
         subtitle=model + revision if revision or model not in title else "",
         notes=[*scores.remarks, *notes],
@@ -130,7 +130,9 @@ def verdict(
     average = scores.average
     if average is None:
         return (
-            [f"{counted(len(scores.tasks), 'task')} scored, none of the layers on all of them."] if scores.tasks else []
+            [f"{pluralize(len(scores.tasks), 'task')} scored, none of the layers on all of them."]
+            if scores.tasks
+            else []
         )
     subject = scores.tasks[0].name if len(scores.tasks) == 1 else f"average over {len(scores.tasks)} tasks"
     best = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.frame.schema import check_frame, number_of_layers
-from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
+from midlayer_encoders.frame.steps import History, evenly_spaced, histories, layer_changes, settled, step_of, step_word
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text
@@ -35,7 +35,7 @@ def steps_html(
     """
     measured = histories(frame)
     model, steps = str(frame["model"][0]).removeprefix("local/"), measured[0].steps
-    drawn = [steps[place] for place in thinned(len(steps), _MAX_STEPS)]
+    drawn = [steps[place] for place in evenly_spaced(len(steps), _MAX_STEPS)]
     curves = plot_steps_curves(frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn)))
     sections: dict[str, list[str]] = {
         "Metrics by layer, a curve for each step": [
@@ -101,7 +101,7 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     """
     measured = histories(frame)
     steps = measured[0].steps
-    labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
+    labels = {place: f"step {step_word(steps[place])}" for place in evenly_spaced(len(steps), 10)}
     panels = {
         history.title: [
             drawing.Line(history.layers, values, labels.get(style, ""), style)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Progress, Stage
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError, pluralize
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics.label_accuracy import (
@@ -174,8 +174,8 @@ def _labeled_texts(
     num_texts = len(texts or ())
     if num_texts != len(labels):
         raise OptionError(
-            f"`labels` must be one for each text, None for those without, but got {counted(len(labels), 'label')} and "
-            f"{counted(num_texts, 'text')}."
+            f"`labels` must be one for each text, None for a text without, but got {pluralize(len(labels), 'label')} "
+            f"and {pluralize(num_texts, 'text')}."
         )
     pairs = [(text, str(label)) for text, label in zip(texts or (), labels, strict=True) if label is not None]
     pairs = _sample(pairs, max_texts)

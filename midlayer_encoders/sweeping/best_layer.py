@@ -10,7 +10,7 @@ import polars as pl
 
 from midlayer_encoders._types import Precision
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
-from midlayer_encoders.files import read_sealed, shell_path
+from midlayer_encoders.files import read_with_checksum, shell_path
 from midlayer_encoders.frame.summaries import Curve, Gain, Summary, score_interval
 from midlayer_encoders.report.labels import gain_text, number, significant
 from midlayer_encoders.tasks.text_lists import read_texts
@@ -174,7 +174,7 @@ def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    values = read_sealed(path)
+    values = read_with_checksum(path)
     for name in ("parameters", "seconds", "layers"):
         values[name] = {int(layer): value for layer, value in values.get(name, {}).items()}
     types = {"dimensions": int, "hint": str, "model": str, "remarks": list, "title": str}

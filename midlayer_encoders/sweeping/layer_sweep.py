@@ -302,8 +302,8 @@ class SingleSweep:
         """Return the options that recreate the encoder of a layer, whose spans are joined."""
         options = self.encoder.options
         if self.recipe.join is not None:  # the encoder of the sweep keeps its spans apart
-            recipe_fields = self.recipe.changed()
-            changed = {name: value for name, value in options.changed().items() if name not in recipe_fields}
+            recipe_fields = self.recipe.non_defaults()
+            changed = {name: value for name, value in options.non_defaults().items() if name not in recipe_fields}
             options = make_options({**changed, "recipe": self.recipe.before_vectors()})
         return options.recreating()
 

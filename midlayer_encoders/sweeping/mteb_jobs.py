@@ -38,12 +38,12 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import FATAL, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import (
+    dump_with_checksum,
     explain_full_disk,
     make_folder,
     read_artifact,
-    read_sealed,
+    read_with_checksum,
     scratch,
-    sealed,
     write_file,
 )
 from midlayer_encoders.metrics.label_accuracy import all_alike
@@ -263,13 +263,13 @@ def _evaluate(layer: StoredLayer, task: AbsTask, job: Job, identity: Mapping[str
         result_file = replace(job, cache=folder).result_file
         content = json.loads(result_file.read_bytes())
         write_file(path.with_name("model_meta.json"), result_file.with_name("model_meta.json").read_bytes())
-        write_file(path, sealed({**content, "midlayer": {"of": identity, "score": score}}))
+        write_file(path, dump_with_checksum({**content, "midlayer": {"of": identity, "score": score}}))
     return score
 
 
 def _read_score(path: Path, *, identity: Mapping[str, Any]) -> float | None:
     """Return the score in a file, or ``None`` if it belongs to something else."""
-    saved = read_sealed(path)["midlayer"]
+    saved = read_with_checksum(path)["midlayer"]
     return float(saved["score"]) if saved["of"] == identity else None
 
 

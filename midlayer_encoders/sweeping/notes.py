@@ -16,7 +16,7 @@ import torch
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import counted
+from midlayer_encoders.errors import pluralize
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
@@ -259,7 +259,7 @@ def _device_name(encoder: LayerEncoder) -> str:
     device = encoder.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else str(device)
+    return f"cpu, {pluralize(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else str(device)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_artifact, sealed, write_file
+from midlayer_encoders.files import dump_with_checksum, read_artifact, write_file
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import (
     RESAMPLES_SCHEMA,
@@ -308,7 +308,7 @@ class SweepResult(Result):
         folders = {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
         notes = replace(self.notes, recipes=folders)
         content = json.loads(json.dumps(asdict(notes), default=str))  # layers become strings, as in the file
-        write_file(home / "sweep.json", sealed(content))
+        write_file(home / "sweep.json", dump_with_checksum(content))
         return home
 
     @classmethod

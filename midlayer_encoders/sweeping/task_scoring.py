@@ -17,7 +17,7 @@ from mteb.results import TaskResult
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import FATAL, error_summary
-from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
+from midlayer_encoders.files import dump_with_checksum, read_artifact, read_with_checksum, write_file
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression
@@ -84,7 +84,7 @@ class TaskScorer:
         try:
             for jobs in jobs_by_task:
                 self.embedder.planning.step(0)  # loading a task's data may take longer than everything else
-                tied = _tied(jobs)
+                tied = _find_ties(jobs)
                 task_scores, reason = self._score_at_once([job for job in jobs if job not in tied], result)
                 if reason is not None:
                     result.methods[jobs[0].task.name] = f"by mteb, because {reason}"
@@ -148,7 +148,7 @@ class TaskScorer:
             values |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
             values |= {_TOKENS: [mean_tokens]} if counts_tokens else {}
             numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in values.items()}
-            write_file(path, sealed({"of": header, "scores": numbers}))
+            write_file(path, dump_with_checksum({"of": header, "scores": numbers}))
         else:
             self.embedder.planning.step()
         if counts_tokens:
@@ -253,7 +253,7 @@ def _jobs_to_confirm(jobs: Sequence[Job], scores: Sequence[Score]) -> list[Job]:
     return [job for job in jobs if (job.encoder.compression, job.layer) in places]
 
 
-def _tied(jobs: Sequence[Job]) -> list[Job]:
+def _find_ties(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs whose score depends on mteb's rounding: binary vectors are often equally far from others."""
     binary = [job for job in jobs if job.encoder.compression.precision == "binary"]
     return binary if binary and _task(binary[0]).metadata.type in _WITH_TIES else []
@@ -273,7 +273,7 @@ def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, list[flo
     """Return the scores in a file, with their resamples, or none if they belong to something else."""
     if json.loads(path.read_bytes())["of"] != header:
         return {}
-    content = read_sealed(path)
+    content = read_with_checksum(path)
     return {
         str(name): [math.nan if number is None else float(number) for number in numbers]
         for name, numbers in content["scores"].items()

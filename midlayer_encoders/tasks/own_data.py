@@ -126,7 +126,7 @@ def _read_rows(files: Mapping[str, Any], columns: Columns, name: str, path: Path
             f"label; sentence1, sentence2 and score or label; or query and positive; text must stand alone without "
             f"labels. {tables.COLUMN_CURE}"
         )
-    rows = _checked(test, found)
+    rows = _check_rows(test, found)
     splits: Splits = {"test": rows}
     note = ""
     settings = {}
@@ -135,26 +135,26 @@ def _read_rows(files: Mapping[str, Any], columns: Columns, name: str, path: Path
     elif found == "Clustering":
         # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
         settings = {"max_documents_per_cluster": min(len(rows["labels"]), 2048)}
-        splits = _numbered(splits, "labels", path=path)
+        splits = _number_labels(splits, "labels", path=path)
     elif found == "Classification":
         if "train" in files:
-            splits["train"] = _checked(read_table(files["train"], columns, names["train"]), found)
+            splits["train"] = _check_rows(read_table(files["train"], columns, names["train"]), found)
         else:
             splits = _halves(rows, test.path)
             note = (
                 f"There are no train rows: all rows were split in halves, stratified by label, with seed {_SPLIT_SEED}."
             )
-        splits = _numbered(splits, "label", path=path)
+        splits = _number_labels(splits, "label", path=path)
     return TaskData(type=found, splits=splits, note=note, settings=settings)
 
 
-def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
+def _check_rows(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
     """Return the columns of ``task_type`` under mteb's names, after validating every row."""
     accepted = _COLUMNS[task_type].values()
     rules = {table.column(*names.split(), purpose=f" to be a {task_type}"): rule for names, rule in accepted}
     table = table.complete(*rules)
     columns: dict[str, list[Any]] = {}
-    for name, values in zip(_COLUMNS[task_type], table.checked(rules), strict=True):
+    for name, values in zip(_COLUMNS[task_type], table.check_columns(rules), strict=True):
         if (task_type, name) == ("Retrieval", "positive"):
             values = [[value] if isinstance(value, str) else value for value in values]
         numbers = bool if name == "score" else bool | float
@@ -187,7 +187,7 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> Splits:
     }
 
 
-def _numbered(splits: Splits, column: str, *, path: Path) -> Splits:
+def _number_labels(splits: Splits, column: str, *, path: Path) -> Splits:
     """Return the splits with labels as sorted numbers, which mteb's scores of two classes need."""
     labels = {label for rows in splits.values() for label in rows[column]}
     if unseen := labels.difference(splits.get("train", splits["test"])[column]):

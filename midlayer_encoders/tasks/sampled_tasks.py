@@ -51,9 +51,9 @@ class _Sampled(AbsTask):
                 f"`limit` does not apply to {whole_name(self.metadata.name)}: tasks of the type "
                 f"{self.metadata.type} cannot be sampled."
             )
-        self.dataset = self._sampled(self.dataset)
+        self.dataset = self._sample(self.dataset)
 
-    def _sampled(self, data: Any, prefix: str = "") -> Any:
+    def _sample(self, data: Any, prefix: str = "") -> Any:
         """Return the sampled splits of a subset, or of all subsets."""
         splits = {*self.eval_splits, getattr(self, "train_split", None)}
         sampled = dict(data)
@@ -65,7 +65,7 @@ class _Sampled(AbsTask):
                 if name in splits:
                     sampled[name] = self._sampled_search(part, prefix)
             elif name in self.hf_subsets:
-                sampled[name] = self._sampled(part, f"{name} " if len(self.hf_subsets) > 1 else "")
+                sampled[name] = self._sample(part, f"{name} " if len(self.hf_subsets) > 1 else "")
         return type(data)(sampled)
 
     def _sampled_table(self, table: Dataset, split: str, name: str) -> Dataset:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, OptionError, counted, did_you_mean, short_repr
+from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, pluralize, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
@@ -109,14 +109,14 @@ class Table:
         if not self.numbers:
             raise TaskFileError(f"{self.path} must have rows, but is empty.")
 
-    def renamed(self, columns: Columns) -> Self:
+    def rename_columns(self, columns: Columns) -> Self:
         """Return the table with the names of its columns as tasks know them."""
         names = columns.rename(self.columns, self.path)
         renamed = {names[name]: cells for name, cells in self.columns.items()}
         originals = {new: old for old, new in names.items()}
         return replace(self, columns=renamed, names=originals, drop_empty=columns.drop_empty)
 
-    def parsed(self) -> Self:
+    def parse(self) -> Self:
         """Return the table of a CSV file with numbers and lists in the columns that hold them."""
         return replace(self, columns={name: _parse_column(name, cells) for name, cells in self.columns.items()})
 
@@ -127,7 +127,7 @@ class Table:
         if not self.drop_empty or not empty:
             return self
         columns = " or ".join(f"`{self.names.get(name, name)}`" for name in names)
-        dropped = f"{counted(len(empty), 'row')} of {len(self.numbers):,} without {columns}"
+        dropped = f"{pluralize(len(empty), 'row')} of {len(self.numbers):,} without {columns}"
         kept = [row for row in range(len(self.numbers)) if row not in empty]
         if not kept:
             raise TaskFileError(f"{self.path} must have rows, but is empty after leaving out {dropped}.")
@@ -146,9 +146,9 @@ class Table:
 
     def cells(self, name: str, rule: Rule) -> list[Any]:
         """Return a column; raise an error that names the rows whose cells violate the rule."""
-        return self.checked({name: rule})[0]
+        return self.check_columns({name: rule})[0]
 
-    def checked(self, rules: Mapping[str, Rule]) -> list[list[Any]]:
+    def check_columns(self, rules: Mapping[str, Rule]) -> list[list[Any]]:
         """Return columns; raise one error that names the rows whose cells violate the rule of their column."""
         columns = [self.columns.get(name, [None] * len(self.numbers)) for name in rules]
         faults = []
@@ -200,22 +200,22 @@ def read_table(source: Any, columns: Columns = USUAL_NAMES, name: str = "data") 
     """
     if not isinstance(source, Path):
         cells = _columns_in_memory(source, name)
-        return _table(Path(name), "row", cells).renamed(columns)
+        return _table(Path(name), "row", cells).rename_columns(columns)
     check_regular_file(source, TaskFileError)
     suffix = source.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        return _read_csv(source).renamed(columns).parsed()
+        return _read_csv(source).rename_columns(columns).parse()
     if suffix == ".parquet":
-        return _read_parquet(source).renamed(columns)
+        return _read_parquet(source).rename_columns(columns)
     if suffix == ".txt":
         lines = [(number, line) for number, line in enumerate(read_lines(source, TaskFileError), 1) if line.strip()]
         cells = {"text": [line for _, line in lines]}
-        return Table(source, "line", [number for number, _ in lines], cells).renamed(columns)
+        return Table(source, "line", [number for number, _ in lines], cells).rename_columns(columns)
     if suffix in (".jsonl", ".ndjson"):
         # polars' `read_ndjson` turns the number 5 into "5" and does not name the line of an error.
         rows = list(read_json_lines(source, TaskFileError))
         cells = _columns_of_rows([row for _, row in rows])
-        return Table(source, "line", [number for number, _ in rows], cells).renamed(columns)
+        return Table(source, "line", [number for number, _ in rows], cells).rename_columns(columns)
     raise TaskFileError(
         f"{source} must be one of {', '.join(SUFFIXES)}, .txt, but its name ends in {source.suffix!r}. Convert it."
     )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from midlayer_encoders.errors import OptionError, counted, short_repr
+from midlayer_encoders.errors import OptionError, pluralize, short_repr
 from midlayer_encoders.files import exists, expand_home, read_lines
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def read_texts(path: Path | str) -> list[str]:
     if not positions:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
     if blank := positions[-1] + 1 - len(positions):  # blank lines at the end do not shift any text
-        _log.warning("%s: skipped %s: row n is the n-th text, not the n-th line.", path, counted(blank, "blank line"))
+        _log.warning("%s: skipped %s: row n is the n-th text, not the n-th line.", path, pluralize(blank, "blank line"))
     return [texts[position] for position in positions]
 
 

@@ -189,18 +189,18 @@ def _rows(table: Table) -> tuple[RowKind, list[Row]]:
                 "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label. "
                 f"{tables.COLUMN_CURE}"
             )
-        cells = table.complete(text, label).checked({text: TEXT, label: tables.LABEL})
+        cells = table.complete(text, label).check_columns({text: TEXT, label: tables.LABEL})
         return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in zip(*cells, strict=True)]
     if score is not None or label is not None:
         rule = tables.SCORE if score is not None else tables.ZERO_ONE
         rules = {anchor: TEXT, positive: TEXT, score or str(label): rule}
-        first, second, scores = table.complete(*rules).checked(rules)
+        first, second, scores = table.complete(*rules).check_columns(rules)
         names: tuple[str, ...] = ("sentence1", "sentence2", "score")
         pairs = zip(first, second, map(float, scores), strict=True)
         return "scored", [dict(zip(names, row, strict=True)) for row in pairs]
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
     rules = {anchor: TEXT, **dict.fromkeys((positive, *negatives), TEXT_OR_TEXTS)}
-    columns = table.complete(*rules).checked(rules)
+    columns = table.complete(*rules).check_columns(rules)
     names = ("anchor", "positive", *negatives)
     rows = [row for cells in zip(*columns, strict=True) for row in _rows_of_positives(cells)]
     return "pairs", [dict(zip(names, row, strict=True)) for row in rows]

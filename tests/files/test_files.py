@@ -21,14 +21,14 @@ from midlayer_encoders.files import (
     atomic_write,
     check_output_folder,
     check_writable,
+    dump_with_checksum,
     explain_full_disk,
     folder_lock,
     make_folder,
     read_artifact,
-    read_sealed,
+    read_with_checksum,
     remove_leftovers,
     scratch,
-    sealed,
     shell_path,
     write_file,
     write_folder,
@@ -315,14 +315,14 @@ def test_the_error_that_numpy_raises_without_a_number_is_a_full_disk(tmp_path: P
 @pytest.mark.parametrize("change", [("1.5", "2.5"), ("checksum", "cheksum")])
 def test_a_changed_file_or_one_without_its_checksum_is_refused(change: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    path.write_bytes(sealed({"score": 1.5}))
-    assert read_sealed(path) == {"score": 1.5}
+    path.write_bytes(dump_with_checksum({"score": 1.5}))
+    assert read_with_checksum(path) == {"score": 1.5}
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(ValueError, match="checksum"):
-        read_sealed(path)
+        read_with_checksum(path)
     path.write_text('{"score": 1.5}')
     with pytest.raises(ValueError, match="checksum"):
-        read_sealed(path)
+        read_with_checksum(path)
 
 
 def test_a_folder_of_other_files_is_refused_and_one_of_results_accepted(tmp_path: Path) -> None:

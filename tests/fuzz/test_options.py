@@ -77,7 +77,7 @@ def options_case(folder: Folder) -> Case:
 
 def _check_options(options: dict[str, Any]) -> None:
     result = make_options(options)
-    repeated = EncoderOptions(**result.changed())
+    repeated = EncoderOptions(**result.non_defaults())
     assert repeated == result
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._layer_metric import owned
+from midlayer_encoders.metrics._layer_metric import copy_if_view
 from tests.metrics.feeding import make
 
 
@@ -22,6 +22,6 @@ def test_memory_is_bounded_by_the_width() -> None:
 
 def test_view_of_token_states_does_not_keep_them_in_memory() -> None:
     states = torch.randn(4, 100, 8)
-    assert owned(states[:, 0]).untyped_storage().nbytes() == 4 * 8 * 4
+    assert copy_if_view(states[:, 0]).untyped_storage().nbytes() == 4 * 8 * 4
     pooled = states.mean(dim=1)
-    assert owned(pooled).data_ptr() == pooled.data_ptr(), "a tensor that owns its memory is not copied"
+    assert copy_if_view(pooled).data_ptr() == pooled.data_ptr(), "a tensor that owns its memory is not copied"

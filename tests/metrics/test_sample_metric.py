@@ -5,7 +5,7 @@ import torch
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.metrics._sample_metric import SampleMetric, hashed
+from midlayer_encoders.metrics._sample_metric import SampleMetric, hash_index
 from tests.metrics.feeding import corpus, feed, make, value
 from tests.metrics.test_layer_metric import SAMPLES
 
@@ -23,13 +23,13 @@ def hash_by_definition(index: int, seed: int) -> int:
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_hash_is_splitmix(seed: int) -> None:
     index = torch.tensor([0, 1, 2, 1000, 2**40])
-    assert hashed(index, seed).tolist() == [hash_by_definition(i, seed) for i in index.tolist()]
+    assert hash_index(index, seed).tolist() == [hash_by_definition(i, seed) for i in index.tolist()]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_sample_is_the_texts_with_the_smallest_hashes(name: str) -> None:
     texts = corpus(texts=60)
-    saved = hashed(torch.arange(60), 5).argsort()[:8].sort().values
+    saved = hash_index(torch.arange(60), 5).argsort()[:8].sort().values
     metric = feed(make(name, range(3), max_samples=8, seed=5), texts, torch.arange(60).split(7))
     assert isinstance(metric, SampleMetric)
     expected = value(name, texts, [saved], seed=5)

@@ -15,7 +15,7 @@ from midlayer_encoders.metrics import (
     prompt_effective_rank,
     prompt_entropy,
 )
-from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
+from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepare_rows
 from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows
 
@@ -49,7 +49,7 @@ def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool, unit: b
     tolerance = 1e-13 if double else 1e-5
     assert sizes.tolist() == mask.sum(dim=-1).tolist()
     for text, real, actual in zip(states, mask, gram, strict=True):
-        rows = prepared(text[real].double(), None, center=center, unit=unit) if real.any() else text[:0].double()
+        rows = prepare_rows(text[real].double(), None, center=center, unit=unit) if real.any() else text[:0].double()
         expected = torch.zeros(tokens, tokens, dtype=torch.float64, device=DEVICE)
         expected[: len(rows), : len(rows)] = rows @ rows.T
         atol = tolerance if unit else tolerance * width

@@ -72,7 +72,7 @@ def test_states_differ_by_rounding(name: str) -> None:
     model = CONFIGS[name]()
     with torch.inference_mode():
         expected = states(model)
-        with fused._forwards_replaced(model):
+        with fused._replace_forwards(model):
             kinds = list(replaced(model).values())
             actual = states(model)
     assert replaced(model) == {}
@@ -86,7 +86,7 @@ def test_states_differ_by_rounding(name: str) -> None:
 def test_gradients_are_recorded_by_the_plain_functions() -> None:
     model = CONFIGS["Llama"]()
     expected = torch.autograd.grad(states(model).square().sum(), list(model.parameters()))
-    with fused._forwards_replaced(model):
+    with fused._replace_forwards(model):
         actual = torch.autograd.grad(states(model).square().sum(), list(model.parameters()))
     assert all(map(torch.equal, actual, expected))
 
@@ -95,9 +95,9 @@ def test_forward_functions_return_after_an_error_and_stay_in_an_outer_block() ->
     model = CONFIGS["Llama"]()
     own = model.norm.forward
     model.norm.forward = own  # a user's own function
-    with suppress(ZeroDivisionError), fused._forwards_replaced(model):
+    with suppress(ZeroDivisionError), fused._replace_forwards(model):
         inside = replaced(model)
-        with fused._forwards_replaced(model):
+        with fused._replace_forwards(model):
             pass
         assert replaced(model) == inside
         raise ZeroDivisionError
@@ -114,7 +114,7 @@ def test_without_a_gpu_nothing_changes() -> None:
 
 @pytest.mark.long
 def test_compiled_encoder_is_not_fused(tiny_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_transformers_encoder, "fused_blocks", fused._forwards_replaced)
+    monkeypatch.setattr(sentence_transformers_encoder, "fused_blocks", fused._replace_forwards)
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     expected = encoder.encode(["one text"])
     encoder.compile(backend="eager")

@@ -60,7 +60,7 @@ def test_form_of_a_norm_is_found_by_its_effect(name: str, dtype: torch.dtype) ->
         form = find_form(nn.Sequential(norm), states)
         assert form is not None
         assert (form.center, form.offset) == (name.startswith("layer"), 1.0 if name == "gemma" else 0.0)
-        actual = form.normalized(states)
+        actual = form.normalize(states)
         expected = made(name).double()(states.double())
     assert actual.dtype == torch.float32
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2  # of means that cancel, and of weights in bfloat16
@@ -102,7 +102,7 @@ def test_other_modules_have_no_form(modules: list[nn.Module]) -> None:
 def test_without_modules_states_are_unchanged() -> None:
     states, _ = batch(torch.bfloat16)
     assert find_form(nn.Sequential(), states) == NormForm(None)
-    assert torch.equal(NormForm(None).normalized(states), states.float())
+    assert torch.equal(NormForm(None).normalize(states), states.float())
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -177,4 +177,4 @@ def test_module_without_a_tokenizer_is_refused() -> None:
 
     with pytest.raises(OptionError, match=r"`skip_special` must be False for .*, which has no tokenizer"):
         LayerEncoder.from_module(tiny("Llama"), 2, processor=to_ids, medium="text", skip_special=True)
-    assert Recipe(name="own", skip_special=True).changed() == {"skip_special": True}
+    assert Recipe(name="own", skip_special=True).non_defaults() == {"skip_special": True}

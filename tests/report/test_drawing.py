@@ -15,7 +15,7 @@ from PIL import Image
 
 from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves
 from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences
-from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.labels import format_signed, number
 from midlayer_encoders.report.style import LIGHT, SERIES, ordered_colors
 from tests.report.drawn_artists import artists, points
 from tests.report.made_frames import metrics_frame, rows_frame
@@ -41,13 +41,13 @@ def panel() -> Axes:
 
 @given(st.lists(FINITE, min_size=1, max_size=5))
 def test_padded_range_holds_all_values(values: list[float]) -> None:
-    low, high = drawing.padded(values)
+    low, high = drawing.pad_range(values)
     assert low < min(values) <= max(values) < high
 
 
 def test_numbers_are_formatted() -> None:
     assert [number(value) for value in (0.05, -12.34, math.inf, -math.inf)] == ["0.1", "−12.3", "∞", "−∞"]
-    assert [signed(value) for value in (0.04, -0.04, 1.0)] == ["0.0", "0.0", "+1.0"]
+    assert [format_signed(value) for value in (0.04, -0.04, 1.0)] == ["0.0", "0.0", "+1.0"]
 
 
 def test_metrics_have_a_color_per_dataset_and_mark_the_selected_layer() -> None:

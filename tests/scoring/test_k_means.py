@@ -63,7 +63,7 @@ def test_another_seed_starts_with_other_centers() -> None:
 
 def test_identical_vectors_form_one_cluster() -> None:
     vectors, labels = torch.ones(2, 30, 4), torch.arange(30)[None] % 3
-    scores = Clusterings((Draws(torch.arange(30)[None], labels, 3),), batch_size=16, seed=0).resampled(vectors)[0]
+    scores = Clusterings((Draws(torch.arange(30)[None], labels, 3),), batch_size=16, seed=0).bootstrap(vectors)[0]
     assert scores.tolist() == [0, 0]
 
 

@@ -65,8 +65,8 @@ def test_experiments_of_other_classes_are_trained_separately() -> None:
     for left_out in (2, 0):  # as many examples of as many classes, but others
         train = torch.arange(24)[labels[:24] != left_out]
         experiments.append(ClassifierData(train, labels[train], test, labels[test]))
-    both = Classifiers(tuple(experiments)).resampled(rows)[0]
-    alone = [Classifiers((experiment,)).resampled(rows)[0] for experiment in experiments]
+    both = Classifiers(tuple(experiments)).bootstrap(rows)[0]
+    alone = [Classifiers((experiment,)).bootstrap(rows)[0] for experiment in experiments]
     torch.testing.assert_close(both, torch.stack(alone).mean(dim=0))
 
 
@@ -80,7 +80,7 @@ def test_experiments_of_different_sizes_and_classes_match_single_ones() -> None:
     experiments = [
         ClassifierData(chosen, labels[chosen], test, labels[test]) for chosen in (half, three, half.flip(0), half[:20])
     ]
-    actual = Classifiers(tuple(experiments)).resampled(vectors)[0]
+    actual = Classifiers(tuple(experiments)).bootstrap(vectors)[0]
     expected = []
     for layer in vectors:
         right = []
@@ -93,4 +93,4 @@ def test_experiments_of_different_sizes_and_classes_match_single_ones() -> None:
     assert len({round(value, 6) for value in expected}) == 2
     # Measures other than accuracy are computed from labels and predictions.
     share = Classifiers(tuple(experiments), measure=lambda required, actual: float((required == actual).mean()))
-    assert share.resampled(vectors)[0].tolist() == pytest.approx(expected, abs=1e-9)
+    assert share.bootstrap(vectors)[0].tolist() == pytest.approx(expected, abs=1e-9)

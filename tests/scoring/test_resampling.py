@@ -37,8 +37,8 @@ def brute_force(score: Callable[[int, np.ndarray], float], items: int = ITEMS) -
 
 
 def assert_resampled(scorer: Any, expected: np.ndarray) -> None:
-    scores, resampled = scorer.resampled(VECTORS)
-    assert torch.equal(scores, scorer.resampled(VECTORS)[0])
+    scores, resampled = scorer.bootstrap(VECTORS)
+    assert torch.equal(scores, scorer.bootstrap(VECTORS)[0])
     assert resampled.shape == (LAYERS, resampling.RESAMPLES)
     assert len(np.unique(np.round(expected, 6))) > 9  # the oracle varies
     np.testing.assert_allclose(resampled.numpy(), expected, atol=1e-6)
@@ -71,7 +71,7 @@ def test_correlation_is_undefined_if_the_drawn_targets_are_equal() -> None:
     (counts,) = resampled_counts(ITEMS)
     constant = counts[11] == 0
     assert 0 < constant.sum() < resampling.RESAMPLES
-    assert torch.equal(pairs.resampled(VECTORS)[1].isnan(), constant.expand(LAYERS, -1))
+    assert torch.equal(pairs.bootstrap(VECTORS)[1].isnan(), constant.expand(LAYERS, -1))
 
 
 @pytest.mark.parametrize("score", ["cosine_ap", "max_ap"])
@@ -89,7 +89,7 @@ def test_average_precision(score: str, ties: bool) -> None:
         return float(average_precision_score(labels[draw], values[best[layer], layer, draw]))
 
     pairs = LabeledPairs(FIRST, SECOND, labels, score)
-    np.testing.assert_allclose(pairs.resampled(vectors)[1].numpy(), brute_force(precision), atol=1e-6)
+    np.testing.assert_allclose(pairs.bootstrap(vectors)[1].numpy(), brute_force(precision), atol=1e-6)
 
 
 def ranking(score: str) -> Ranking:
@@ -104,10 +104,10 @@ def ranking(score: str) -> Ranking:
 @pytest.mark.parametrize("score", ["ndcg_at_10", "mrr_at_5"])
 def test_mean_over_queries(score: str) -> None:
     whole = ranking(score)
-    by_query = np.stack([_one_query(whole, place).resampled(VECTORS)[0].numpy() for place in range(ITEMS)], axis=1)
+    by_query = np.stack([_one_query(whole, place).bootstrap(VECTORS)[0].numpy() for place in range(ITEMS)], axis=1)
     expected = brute_force(lambda layer, draw: by_query[layer, draw].mean())
-    scores, resampled = whole.resampled(VECTORS)
-    assert torch.equal(scores, whole.resampled(VECTORS)[0])
+    scores, resampled = whole.bootstrap(VECTORS)
+    assert torch.equal(scores, whole.bootstrap(VECTORS)[0])
     np.testing.assert_allclose(resampled.numpy(), expected, atol=1e-5)  # scores of single queries are rounded
 
 
@@ -129,14 +129,14 @@ def test_accuracy_of_several_classifiers() -> None:
 
     assert_resampled(classifiers, brute_force(accuracy))
     by_measure = replace(classifiers, measure=lambda *_: 0.5)
-    assert by_measure.resampled(VECTORS)[1].shape == (LAYERS, 0)  # the measure may not be a mean over items
+    assert by_measure.bootstrap(VECTORS)[1].shape == (LAYERS, 0)  # the measure may not be a mean over items
 
 
 def test_accuracy_of_test_sets_of_different_size_has_their_mean() -> None:
     labels = torch.tensor([0, 1] * 6)
     folds = [(FIRST[:8], FIRST[8:]), (FIRST[4:], FIRST[:4]), (FIRST[6:], FIRST[:6])]
     data = tuple(ClassifierData(train, labels[train], test, labels[test]) for train, test in folds)
-    scores, resampled = Classifiers(data).resampled(VECTORS)
+    scores, resampled = Classifiers(data).bootstrap(VECTORS)
     assert resampled.mean(dim=1) == pytest.approx(scores, abs=0.05)
 
 
@@ -174,11 +174,11 @@ def test_fewer_than_ten_items_are_not_resampled() -> None:
         Classifiers((ClassifierData(FIRST[:8], labels, SECOND[:8], labels),)),
     ]
     for scorer in scorers:
-        scores, resampled = scorer.resampled(VECTORS)
+        scores, resampled = scorer.bootstrap(VECTORS)
         assert scores.shape == (LAYERS,)
         assert resampled.shape == (LAYERS, 0), scorer
     clusterings = Clusterings((Draws(torch.arange(9)[None], labels[torch.arange(9) % 8][None], clusters=2),), 16, 0)
-    assert clusterings.resampled(VECTORS[:, :9])[1].shape == (LAYERS, 0)
+    assert clusterings.bootstrap(VECTORS[:, :9])[1].shape == (LAYERS, 0)
 
 
 def test_layers_without_vectors_have_no_resamples_and_equal_layers_equal_ones() -> None:

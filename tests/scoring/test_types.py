@@ -185,7 +185,7 @@ def test_layers_in_blocks_with_identical_or_nonfinite_vectors_have_no_score(monk
 def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.sweeping.scoring.pairs import StsPairs
 
-    complete, plain, counts = together(sts()), StsPairs.resampled, list[int]()
+    complete, plain, counts = together(sts()), StsPairs.bootstrap, list[int]()
 
     def small(self: StsPairs, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counts.append(len(vectors))
@@ -193,7 +193,7 @@ def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPat
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return plain(self, vectors)
 
-    monkeypatch.setattr(StsPairs, "resampled", small)
+    monkeypatch.setattr(StsPairs, "bootstrap", small)
     assert together(sts()) == pytest.approx(complete, abs=1e-12)
     assert counts == [3, 1, 2, 1, 1]
 
@@ -248,7 +248,7 @@ def test_cut_before_and_after_the_last_document_matches_trec_eval(score: str, cu
 
 def test_layers_are_reported_as_they_are_scored() -> None:
     class FirstEntry:
-        def resampled(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def bootstrap(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return vectors[:, 0, 0].double(), vectors[:, 0, :0]
 
         def size_per_layer(self, rows: int, dim: int) -> int:
@@ -277,7 +277,7 @@ def test_classifiers_and_clusterings_of_too_few_examples_are_refused() -> None:
     rows, vectors = torch.tensor([0, 1]), torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     one_class = ClassifierData(rows, torch.tensor([1, 1]), rows, rows)
     with pytest.raises(OptionError, match="of two or more classes, but has one"):
-        Classifiers((one_class,)).resampled(vectors)[0]
+        Classifiers((one_class,)).bootstrap(vectors)[0]
     draws = Draws(rows[None], rows[None], clusters=3)
     with pytest.raises(OptionError, match=r"at least as many rows as clusters \(3\), but has 2"):
-        Clusterings((draws,), batch_size=4, seed=0).resampled(vectors)[0]
+        Clusterings((draws,), batch_size=4, seed=0).bootstrap(vectors)[0]

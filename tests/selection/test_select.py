@@ -152,7 +152,7 @@ def test_invalid_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[st
         select(whole, TEXTS, ["one"] * 20)
     with pytest.raises(OptionError, match="at least 10 for 5 folds, but there are 4"):
         select(whole, TEXTS, KINDS[:4] + [None] * 16)
-    with pytest.raises(OptionError, match="one for each text, None for those without, but got 3 labels and 20 texts"):
+    with pytest.raises(OptionError, match="one for each text, None for a text without, but got 3 labels and 20 texts"):
         select(whole, TEXTS, KINDS[:3])
     with pytest.raises(OptionError, match="`texts` and `labels` must be None with a frame"):
         select(frame({"dime": VALLEY}), TEXTS)

@@ -99,7 +99,7 @@ def test_resumed_sweep_has_the_same_interval_without_scoring_again(
     assert not scored
     first_version = {name: score for name, (score, *_) in content["scores"].items()}
     header = content["of"] | {"format": 1}
-    saved.write_bytes(task_scoring.sealed({"of": header, "scores": first_version}))
+    saved.write_bytes(task_scoring.dump_with_checksum({"of": header, "scores": first_version}))
     assert resumed().resamples.equals(result.resamples)
     assert scored  # from the stored vectors
 

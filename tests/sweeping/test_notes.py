@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.files import sealed
+from midlayer_encoders.files import dump_with_checksum
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
@@ -259,7 +259,7 @@ def test_every_field_of_the_notes_is_read_back(tmp_path: Path) -> None:
     del saved["checksum"]
     for name, value in saved.items():
         wrong_value: object = 5 if isinstance(value, str) else "words"
-        (tmp_path / "sweep.json").write_bytes(sealed(saved | {name: wrong_value}))
+        (tmp_path / "sweep.json").write_bytes(dump_with_checksum(saved | {name: wrong_value}))
         with pytest.raises((TypeError, AttributeError), match=f"{name} is not a |has no attribute 'items'"):
             read_notes(tmp_path / "sweep.json")
 

@@ -14,7 +14,7 @@ from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_sealed, sealed
+from midlayer_encoders.files import dump_with_checksum, read_with_checksum
 from midlayer_encoders.recipes import RECIPES, recipe_of
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.layer_sweep import _accumulate_progress, single_line_texts
@@ -89,9 +89,9 @@ def test_resumed_sweep_counts_tokens_that_an_older_one_did_not(tiny_folder: Fold
         sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK).notes.tokens == first.notes.tokens
     )
     (path,) = (tmp_path / "out" / "together").glob("*.json")
-    content = read_sealed(path)
+    content = read_with_checksum(path)
     del content["scores"]["tokens per text"]
-    path.write_bytes(sealed(content))
+    path.write_bytes(dump_with_checksum(content))
     again = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
     assert again.notes.tokens == first.notes.tokens != {}
     assert again.frame.equals(first.frame)
@@ -270,7 +270,10 @@ def test_invalid_recipes_are_refused(recipes: Any, message: str, tiny_folder: Fo
 
 
 def test_recipe_names_with_suffixes() -> None:
-    assert recipe_of("recipe", "one-word+center").changed() == {**RECIPES["one-word"].changed(), "center": True}
+    assert recipe_of("recipe", "one-word+center").non_defaults() == {
+        **RECIPES["one-word"].non_defaults(),
+        "center": True,
+    }
     assert EncoderOptions(recipe="plain+last").recreating() == {"recipe": "plain+last"}
     bare = recipe_of("recipe", "one-word+center+normalize").before_vectors()
     assert bare == recipe_of("recipe", "one-word")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_sealed, sealed
+from midlayer_encoders.files import dump_with_checksum, read_with_checksum
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import tfidf_scores
 from midlayer_encoders.tasks.sources import task_sources
@@ -59,17 +59,17 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     options: dict[str, Any] = {"out": out, "layers": [1, 2, 3], "workers": 1, "baselines": False}
     first = sweep(encoder, task, **options)
     (saved,) = (out / "together").glob("*.json")
-    content = read_sealed(saved)
+    content = read_with_checksum(saved)
     assert len(content["scores"]) == 4  # and the tokens per text
     # Different numbers in each file show where a score comes from.
     content["scores"] = {key: [0.125] for key in content["scores"]}
-    saved.write_bytes(sealed(content))
+    saved.write_bytes(dump_with_checksum(content))
     assert set(layer_scores_of(sweep(encoder, task, **options), task).values()) == {0.125}
     assert layer_scores_of(sweep(encoder, task, scoring="mteb", **options), task) == pytest.approx(
         layer_scores_of(first, task), abs=1e-4
     )
     content["of"]["mteb"] = "1.0"  # another mteb version may sample or score differently
-    saved.write_bytes(sealed(content))
+    saved.write_bytes(dump_with_checksum(content))
     rescored = sweep(encoder, task, **options)
     assert layer_scores_of(rescored, task) == layer_scores_of(first, task)
     saved.write_text("{")  # torn

@@ -13,7 +13,7 @@ from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError
 from midlayer_encoders.extras.training import TuneResult, fitting, runs
 from midlayer_encoders.extras.training.fitting import _last_checkpoint
 from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS
-from midlayer_encoders.files import LOCK, file_checksums, sealed
+from midlayer_encoders.files import LOCK, dump_with_checksum, file_checksums
 from tests.support.tiny_folders import TEXTS, Folder
 from tests.tuning.rows import tuned
 
@@ -191,5 +191,5 @@ def test_last_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
         folder = tmp_path / f"checkpoint-{steps}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
-        (folder / CHECKSUMS).write_bytes(sealed(file_checksums(folder)))
+        (folder / CHECKSUMS).write_bytes(dump_with_checksum(file_checksums(folder)))
     assert _last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")

@@ -74,7 +74,7 @@ def test_run_with_any_other_identity_is_refused_and_the_difference_is_named(tmp_
     encoder: Any = SimpleNamespace(spec=SimpleNamespace(digest="a"))
     rows = TrainingRows("pairs", ({"anchor": "a", "positive": "b"},), "file")
     run = runs.Run(encoder, rows, TrainingSettings(), tmp_path / "out", None, None)
-    with run.claimed(teacher="one"):
+    with run.claim(teacher="one"):
         pass
     identity = {**run.identity, "teacher": "one"}
     assert {"rows", "encoder", *(field.name for field in fields(TrainingSettings))} <= identity.keys()

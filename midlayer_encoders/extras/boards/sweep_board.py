@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError, pluralize
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.frame.summaries import Summary
 from midlayer_encoders.frame.tidy_result import TidyResult
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import amount, interval_words, number, signed
+from midlayer_encoders.report.labels import amount, format_signed, interval_words, number
 from midlayer_encoders.report.pages import block, figure_html, page_html, write_page
 from midlayer_encoders.report.style import LIGHT
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
@@ -199,7 +199,7 @@ class Board(TidyResult):
             "Runs": [block("text_table", self.table(), f"Best layer of each run on {', '.join(self.tasks)}")],
         }
         return page_html(
-            f"Board of {counted(len(self.runs), 'run')}", [self._describe(best, budget)], sections, notes=notes
+            f"Board of {pluralize(len(self.runs), 'run')}", [self._describe(best, budget)], sections, notes=notes
         )
 
     def to_html(self, path: Path | str) -> Path:
@@ -217,11 +217,11 @@ class Board(TidyResult):
     def _describe(self, best: Point, budget: Mapping[str, float]) -> str:
         """Return sentences: the recommended encoder, its gain over its last layer, and its costs."""
         subject = self.tasks[0] if len(self.tasks) == 1 else f"average over {len(self.tasks)} tasks"
-        scope = f"within {cost_text(budget)}" if budget else f"of {counted(len(self.runs), 'run')}"
+        scope = f"within {cost_text(budget)}" if budget else f"of {pluralize(len(self.runs), 'run')}"
         text = f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}, the highest {scope}."
         gain = self._run(best).result.gain(best.layer)
         if gain.points:
-            text += f" It has {signed(gain.points)} points over its last layer ({interval_words(gain)})."
+            text += f" It has {format_signed(gain.points)} points over its last layer ({interval_words(gain)})."
         return f"{text} Its costs: {cost_text(best.costs)}." if best.costs else text
 
 

@@ -112,7 +112,7 @@ def _temporary_cache() -> TemporaryDirectory[str]:
 def _write(folder: Path, file: GgufFile) -> None:
     """Write the config, the tokenizer and the modules of a file, unless they are there."""
     index = folder / _INDEX
-    content = files.read_artifact(index, files.read_sealed)
+    content = files.read_artifact(index, files.read_with_checksum)
     if content is not None and content["files"] == _checksums(folder):
         os.utime(index)  # the last use
         return
@@ -123,7 +123,7 @@ def _write(folder: Path, file: GgufFile) -> None:
         config.save_pretrained(staging)
         build_tokenizer(file.fields).save_pretrained(staging / TOKENIZER)
         _write_modules(staging, pooling_name(file), config.hidden_size)
-        (staging / _INDEX).write_bytes(files.sealed({"files": _checksums(staging)}))
+        (staging / _INDEX).write_bytes(files.dump_with_checksum({"files": _checksums(staging)}))
 
     files.write_folder(folder, write)
     logger.info("Config and tokenizer of the GGUF file are cached in %s (%s names another).", folder, GGUF_CACHE)

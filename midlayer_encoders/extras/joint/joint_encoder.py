@@ -44,7 +44,7 @@ class JointEncoder(_LayerEncoder):  # type: ignore[misc]
 
     def load_towers(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions) -> Any:
         """Return the model with its towers cut at a layer, and the cut of the image tower."""
-        if refused := [option for option in options.changed() if option in _OF_ONE_STACK]:
+        if refused := [option for option in options.non_defaults() if option in _OF_ONE_STACK]:
             raise OptionError(
                 f"`{refused[0]}` does not apply to {files.model}, a joint model, whose heads normalize and pool. "
                 "Pass tower='image' or tower='text'."

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.reading.capture import first_tensor, layers_watched, with_states
+from midlayer_encoders.reading.capture import first_tensor, watch_layers, with_states
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import Flow, LayerReader, TokenReceive
 
@@ -92,7 +92,7 @@ def _head_outputs(
 
     hook = anatomy.block(model, 1).register_forward_hook(remember)
     try:
-        with layers_watched(model, receive, anatomy=anatomy, layers=[*layers, 1], complete=False):
+        with watch_layers(model, receive, anatomy=anatomy, layers=[*layers, 1], complete=False):
             reader.forward(dict(features))
     finally:
         hook.remove()

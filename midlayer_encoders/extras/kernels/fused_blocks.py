@@ -39,12 +39,12 @@ _fusions: WeakKeyDictionary[nn.Module, list[tuple[nn.Module, _Forward]]] = WeakK
 @contextmanager
 def run_fused(model: nn.Module) -> Iterator[None]:
     """Run the passes of a model on a GPU faster inside a ``with`` block, which holds the model's lock."""
-    with turn(model), sdpa_kernel(_ATTENTION), _forwards_replaced(model):
+    with turn(model), sdpa_kernel(_ATTENTION), _replace_forwards(model):
         yield
 
 
 @contextmanager
-def _forwards_replaced(model: nn.Module) -> Iterator[None]:
+def _replace_forwards(model: nn.Module) -> Iterator[None]:
     if model not in _fusions:
         _fusions[model] = list(_find_fusions(model))
     # A forward function that the module itself has, such as a user's or an outer block's, stays.
@@ -116,7 +116,7 @@ class _Rotation:
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         plain_only = args or kwargs or torch.is_grad_enabled() or not (_fits(q, cos) and _fits(k, cos))
         if not plain_only and self._is_ready(q, k):
-            return rotations.rotated(q, cos, sin), rotations.rotated(k, cos, sin)
+            return rotations.rotate(q, cos, sin), rotations.rotate(k, cos, sin)
         return self.plain(q, k, cos, sin, *args, **kwargs)
 
     def _is_ready(self, q: Tensor, k: Tensor) -> bool:
@@ -136,7 +136,7 @@ class _Rotation:
             states = q.transpose(1, 2), k.transpose(1, 2)
             expected = self.plain(*states, cos, sin)
             return all(
-                torch.equal(rotations.rotated(each, cos, sin), plain)
+                torch.equal(rotations.rotate(each, cos, sin), plain)
                 for each, plain in zip(states, expected, strict=True)
             )
         except Exception:  # the plain function is always right

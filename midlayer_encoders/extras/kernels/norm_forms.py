@@ -24,7 +24,7 @@ class NormForm(NamedTuple):
     offset: float = 0.0
     eps: float = 0.0
 
-    def normalized(self, states: Tensor) -> Tensor:
+    def normalize(self, states: Tensor) -> Tensor:
         """Return the normalized states ``(*, D)``, in float32 or better."""
         states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
         if self.module is None:
@@ -63,7 +63,7 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
         return None
     # The nearest form, not the first within the tolerance: in bfloat16, weights of 30 and 31 differ by a few roundings.
     forms = [NormForm(norm, center, offset, eps) for center in (False, True) for offset in (0.0, 1.0)]
-    distances = [(form.normalized(rows) - expected).abs() for form in forms]
+    distances = [(form.normalize(rows) - expected).abs() for form in forms]
     form, distance = min(zip(forms, distances, strict=True), key=lambda each: each[1].mean())
     tolerance = _MAX_ROUNDINGS * torch.finfo(states.dtype).eps
     return form if (distance <= tolerance * (expected.abs() + expected.abs().amax() / 4)).all() else None

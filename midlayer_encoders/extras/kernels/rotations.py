@@ -44,7 +44,7 @@ def _rotate(
     tl.store(out + at_out + HALF, (straight + turned).to(dtype), mask=inside)
 
 
-def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return ``states * cosines + rotate_half(states) * sines``, bitwise equal to these operations one by one.
 
     Args:

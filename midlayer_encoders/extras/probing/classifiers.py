@@ -96,11 +96,11 @@ class AttentiveProbes(nn.Module):
             raise OptionError(f"`heads` must divide the width {width} of the tokens, but got {self.heads}.")
         generator = torch.Generator().manual_seed(seed)
         self.normalizer = LayerNormalizer(layers, width)
-        self.query = _repeated(torch.randn(width, generator=generator) * 0.02, layers)
-        self.key = _repeated(_uniform(width, width, generator), layers)
-        self.value = _repeated(_uniform(width, width, generator), layers)
-        self.weight = _repeated(_uniform(classes, width, generator), layers)
-        self.bias = _repeated(torch.zeros(classes), layers)
+        self.query = _repeat(torch.randn(width, generator=generator) * 0.02, layers)
+        self.key = _repeat(_uniform(width, width, generator), layers)
+        self.value = _repeat(_uniform(width, width, generator), layers)
+        self.weight = _repeat(_uniform(classes, width, generator), layers)
+        self.bias = _repeat(torch.zeros(classes), layers)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return logits ``(L, B, C)`` in float32.
@@ -139,8 +139,8 @@ class LinearProbes(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.normalizer = LayerNormalizer(layers, width)
-        self.weight = _repeated(_uniform(classes, width, generator), layers)
-        self.bias = _repeated(torch.zeros(classes), layers)
+        self.weight = _repeat(_uniform(classes, width, generator), layers)
+        self.bias = _repeat(torch.zeros(classes), layers)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return logits ``(L, B, C)`` in float32 for tokens ``(L, B, T, D)`` and their mask ``(B, T)``."""
@@ -166,5 +166,5 @@ def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
 
 
-def _repeated(start: Tensor, layers: int) -> nn.Parameter:
+def _repeat(start: Tensor, layers: int) -> nn.Parameter:
     return nn.Parameter(start.expand(layers, *start.shape).clone())

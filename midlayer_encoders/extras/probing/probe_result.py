@@ -16,7 +16,7 @@ from midlayer_encoders.extras.probing.classifiers import ProbeKind
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics.label_accuracy import gain_interval
 from midlayer_encoders.report import drawing, report_html
-from midlayer_encoders.report.labels import signed
+from midlayer_encoders.report.labels import format_signed
 from midlayer_encoders.report.results import Result
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class ProbeResult(Result):
         gain, low, high = (100 * value for value in self.gain())
         return (
             f"By validation, layer {self.best_layer} of {self.num_layers} is the choice for the {self.kind} probe: "
-            f"{signed(gain)} points over the last layer on the test examples "
-            f"(95 % interval {signed(low)} to {signed(high)})."
+            f"{format_signed(gain)} points over the last layer on the test examples "
+            f"(95 % interval {format_signed(low)} to {format_signed(high)})."
         )
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from midlayer_encoders._types import Progress, Stage, content_digest
-from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, pluralize
 from midlayer_encoders.extras.scaling.executors import check_executor, submit_all
 from midlayer_encoders.files import read_artifact, read_json, write_file
 from midlayer_encoders.sweeping.embedder import Embedder
@@ -164,8 +164,8 @@ def run_jobs(units: Sequence[Unit], executor: Any, progress: Progress | None, re
     if errors:
         first, error = next(iter(errors.items()))
         raise MidlayerError(
-            f"{counted(len(errors), 'unit')} failed, such as {first.label}: {error} Run the same call again to repeat "
-            "them; the others are done."
+            f"{pluralize(len(errors), 'unit')} failed, such as {first.label}: {error} Run the same call again to "
+            "repeat them; the others are done."
         )
 
 

@@ -21,7 +21,14 @@ from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.extras.quantization import is_quantized
 from midlayer_encoders.extras.settings import TrainingSettings, TuneSettings
 from midlayer_encoders.extras.training import trainer_internals
-from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
+from midlayer_encoders.files import (
+    dump_with_checksum,
+    file_checksums,
+    make_folder,
+    read_artifact,
+    read_with_checksum,
+    write_file,
+)
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tasks.training_rows import TrainingRows
@@ -57,7 +64,7 @@ def write_record(record: TrainingRecord, path: Path) -> None:
     """Write the record of a run and the checksums of its other files, which exist already."""
     fields = {**vars(record), "losses": record.losses.to_dicts(), "files": _trained_files(path.parent)}
     del fields["metrics"]  # which have their own file
-    write_file(path, sealed(fields))
+    write_file(path, dump_with_checksum(fields))
 
 
 def read_record(path: Path) -> TrainingRecord | None:
@@ -66,7 +73,7 @@ def read_record(path: Path) -> TrainingRecord | None:
     Raises:
         MidlayerError: the metrics or the model, in the same folder, were changed.
     """
-    fields = read_artifact(path, read_sealed)
+    fields = read_artifact(path, read_with_checksum)
     if fields is None:
         return None
     actual = _trained_files(path.parent)
@@ -268,7 +275,7 @@ def _last_checkpoint(folder: Path) -> str | None:
     """
     complete = []
     for path in folder.glob("checkpoint-*"):
-        checksums = read_artifact(path / trainer_internals.CHECKSUMS, read_sealed) or {"": ""}
+        checksums = read_artifact(path / trainer_internals.CHECKSUMS, read_with_checksum) or {"": ""}
         actual = file_checksums(path)
         if checksums.keys() - actual.keys():
             shutil.rmtree(path)

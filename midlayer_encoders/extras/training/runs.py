@@ -123,7 +123,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
-    def claimed(self, **identity: str) -> Iterator[None]:
+    def claim(self, **identity: str) -> Iterator[None]:
         """Lock the folder, and raise if it belongs to a run with another identity."""
         with folder_lock(self.folder):
             _claim_folder(self.folder, {**self.identity, **identity})

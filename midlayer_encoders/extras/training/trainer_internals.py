@@ -11,7 +11,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import atomic_write, explain_full_disk, file_checksums, sealed, write_file
+from midlayer_encoders.files import atomic_write, dump_with_checksum, explain_full_disk, file_checksums, write_file
 
 WEIGHTS = "trained.safetensors"
 _NUM_CHECKPOINTS = 2  # on disk; the last one and the best one stay
@@ -39,7 +39,7 @@ class WeightsTrainer(SentenceTransformerTrainer):
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         with explain_full_disk(folder):  # torch does not say that the disk is full
             super()._save_checkpoint(*arguments)
-        write_file(folder / CHECKSUMS, sealed(file_checksums(folder)))
+        write_file(folder / CHECKSUMS, dump_with_checksum(file_checksums(folder)))
         # Not before this checkpoint is complete: a run that is killed resumes from the earlier ones.
         rotate_checkpoints(self.args.output_dir, _NUM_CHECKPOINTS, self.state.best_model_checkpoint)
 

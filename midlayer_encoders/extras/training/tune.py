@@ -97,7 +97,7 @@ def tune(
     if isinstance(loss, MaskedNextTokenLoss) and not loss.maskable(encoder.preprocess(rows.texts[:_TRIED])).any():
         raise OptionError(f"`texts` must have several tokens each, but the first of {rows.name} have one.")
     run = Run(encoder, rows, settings, folder, sources, progress)
-    with run.claimed():
+    with run.claim():
         noun = "Texts" if rows.kind == "texts" else "Pairs"
         return run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
 
@@ -169,7 +169,7 @@ def distill(
     name = f"{teacher_encoder.name}, layer {teacher_encoder.layer} of {teacher_encoder.num_layers}"
     if teacher_recipe is not None:
         name += f", {teacher_recipe if isinstance(teacher_recipe, str) else teacher_recipe.name}"
-    with run.claimed(teacher=teacher_encoder.spec.digest):
+    with run.claim(teacher=teacher_encoder.spec.digest):
         run.score("teacher", teacher_encoder, [teacher_encoder.layer])
         vectors = _teacher_vectors(teacher_encoder, rows.texts, folder, Stage(progress, "teacher"))
         del teacher_encoder
@@ -218,7 +218,7 @@ def _teacher_vectors(teacher: LayerEncoder, texts: Sequence[str], folder: Path, 
     """Return the teacher's vectors ``(N, D)``, and keep them in the folder of the run."""
     path = folder / "teacher_vectors"
     files.make_folder(path)
-    checksums = files.read_artifact(path / CHECKSUMS, files.read_sealed) or {}
+    checksums = files.read_artifact(path / CHECKSUMS, files.read_with_checksum) or {}
     stage.expect(len(texts))
     chunks = []
     for start in range(0, len(texts), _CHUNK):
@@ -229,7 +229,7 @@ def _teacher_vectors(teacher: LayerEncoder, texts: Sequence[str], folder: Path, 
             with files.atomic_write(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, np.asarray(vectors, dtype=np.float32))
             checksums |= files.file_checksums(path, file.name)
-            files.write_file(path / CHECKSUMS, files.sealed(checksums))
+            files.write_file(path / CHECKSUMS, files.dump_with_checksum(checksums))
         chunks.append(np.load(file))
         stage.step(len(part))
     vectors = torch.from_numpy(np.concatenate(chunks))

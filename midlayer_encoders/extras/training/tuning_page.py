@@ -9,7 +9,7 @@ import polars as pl
 
 from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.labels import format_signed, number
 from midlayer_encoders.report.pages import Texts, figure_html, layer_table
 from midlayer_encoders.report.training_page import plot_steps_curves
 
@@ -62,7 +62,7 @@ def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
         subject = tasks[0].name if len(tasks) == 1 else "The tasks' average"
         sentences.append(
             f"{subject} at layer {last} went from {number(before.points.get(last))} to {number(after.last)} points "
-            f"({signed(after.last - before.points.get(last, float('nan')))})."
+            f"({format_signed(after.last - before.points.get(last, float('nan')))})."
         )
         if (teacher := teacher_scores(frame).get(after.name)) is not None:
             sentences.append(_gap_sentence(before.points.get(last, float("nan")), after.last, teacher))
@@ -130,7 +130,7 @@ def _tuning_table(frame: pl.DataFrame, scores: Mapping[str, Summary]) -> dict[st
         before, after = by_time["before"].points, by_time["after"].points
         texts: Texts = {
             layer: f"{number(before.get(layer))} → {number(after.get(layer))}"
-            + (f" ({signed(after[layer] - before[layer])})" if layer in before and layer in after else "")
+            + (f" ({format_signed(after[layer] - before[layer])})" if layer in before and layer in after else "")
             for layer in before.keys() | after.keys()
         }
         columns[name] = texts | ({_TEACHER: number(teacher.get(name))} if teacher else {})

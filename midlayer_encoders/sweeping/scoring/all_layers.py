@@ -24,7 +24,7 @@ Read = Callable[[int, Sequence[str]], _Rows]
 class Scorer(Protocol):
     """Scores the vectors of a task's rows."""
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return one score per layer from vectors ``(L, N, D)``, and its scores on resampled items ``(L, S)``.
 
         The second has no columns if the score cannot be computed from values of the items.
@@ -118,7 +118,7 @@ def _scores_in_blocks(
 def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:
     """Return scores and resampled scores ``(L, 1 + S)``, of fewer layers at once if the GPU runs out of memory."""
     try:
-        scores, resampled = scorer.resampled(vectors)
+        scores, resampled = scorer.bootstrap(vectors)
         return torch.cat([scores[:, None], resampled.to(scores)], dim=1)
     except torch.cuda.OutOfMemoryError:
         if len(vectors) == 1:

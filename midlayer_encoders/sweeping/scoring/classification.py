@@ -127,7 +127,7 @@ class Classifiers:
     tolerance: float = 1e-4
     measure: Callable[[Any, Any], float] | None = None
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean score of the classifiers ``(L,)``, and scores on resampled test rows ``(L, S)``.
 
         The second has columns for accuracy only.
@@ -141,7 +141,7 @@ class Classifiers:
         for group in groups.values():
             predicted = self.predictions(vectors, group)
             labels = torch.stack([data.test_labels for data in group]).to(predicted.device)
-            total += self._measured(labels, predicted).sum(dim=1)
+            total += self._score(labels, predicted).sum(dim=1)
             test = tuple(group[0].test.tolist())
             share = (predicted == labels).double().sum(dim=1) / (len(test) * len(self.data))
             shares[test] = share + shares[test] if test in shares else share
@@ -188,7 +188,7 @@ class Classifiers:
         solving = 2 * len(self.data) * (size * dim + 28 * (inner + 1) * classes + 6 * size * classes)
         return rows * dim + solving + len(first.test) * (dim + 2 * classes)
 
-    def _measured(self, labels: Tensor, predicted: Tensor) -> Tensor:
+    def _score(self, labels: Tensor, predicted: Tensor) -> Tensor:
         """Return the score of each classifier, shape ``(L, E)``."""
         if self.measure is None:
             return (predicted == labels).double().mean(dim=2)

@@ -35,7 +35,7 @@ class Clusterings:
     batch_size: int
     seed: int
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the V-measure averaged over all draws ``(L,)``, and scores on resampled texts ``(L, S)``."""
         # All problems at once run until the last one stops, which only a GPU benefits from.
         size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)

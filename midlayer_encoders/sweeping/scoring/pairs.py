@@ -93,11 +93,11 @@ class StsPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> first, second, gold = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 1.0, 0.0])
-        >>> StsPairs(first, second, gold, "cosine_spearman").resampled(vectors)[0]
+        >>> StsPairs(first, second, gold, "cosine_spearman").bootstrap(vectors)[0]
         tensor([0.5000], dtype=torch.float64)
     """
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the correlation with the gold similarities ``(L,)``, and scores on resampled pairs ``(L, S)``.
 
         NaN if one of them is constant. Ranks are those among all pairs.
@@ -120,11 +120,11 @@ class LabeledPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> pairs = LabeledPairs(torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor([1, 0]), "max_ap")
-        >>> pairs.resampled(vectors)[0]
+        >>> pairs.bootstrap(vectors)[0]
         tensor([1.], dtype=torch.float64)
     """
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the average precision ``(L,)``, and scores on resampled pairs ``(L, S)``.
 
         The measure is the one that is best on all pairs.

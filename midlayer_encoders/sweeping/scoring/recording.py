@@ -181,12 +181,12 @@ class _ClassificationRecorder(abstasks.AbsTaskClassification):
     """Records the training and test examples of each classifier."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._recorded(super()._evaluate_subset, model, *args, **kwargs)
+        return self._record(super()._evaluate_subset, model, *args, **kwargs)
 
     def _evaluate_subset_cross_validation(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._recorded(super()._evaluate_subset_cross_validation, model, *args, **kwargs)
+        return self._record(super()._evaluate_subset_cross_validation, model, *args, **kwargs)
 
-    def _recorded(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         self._experiments: list[tuple[Any, Any, Any, Any]] = []
         scores = evaluate(model, *args, **kwargs)
         labels = [np.asarray(labels) for experiment in self._experiments for labels in experiment[1::2]]

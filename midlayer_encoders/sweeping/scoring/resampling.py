@@ -46,7 +46,7 @@ def correlations(values: Tensor, targets: Tensor) -> Tensor:
 
     NaN if one of them is constant.
     """
-    x, y = _standardized(values), _standardized(targets[None])
+    x, y = _standardize(values), _standardize(targets[None])
     products = x, y, x * x, y * y, x * y
     blocks = []
     for counts in (torch.ones(x.shape[1], 1, dtype=torch.float64), *resampled_counts(x.shape[1])):
@@ -57,7 +57,7 @@ def correlations(values: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(blocks, dim=1).clamp(-1, 1)
 
 
-def _standardized(rows: Tensor) -> Tensor:
+def _standardize(rows: Tensor) -> Tensor:
     centered = rows - rows.mean(dim=1, keepdim=True)
     return centered / centered.square().mean(dim=1, keepdim=True).sqrt()
 

@@ -94,10 +94,10 @@ class Ranking:
     depth: int
     similarity: str
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def bootstrap(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean over queries, rounded like mteb's ``(L,)``, and means over resampled queries ``(L, S)``."""
         if self.candidates is not None:
-            return self._means(self._reranked(vectors))
+            return self._means(self._rerank(vectors))
         read_layers = [layer.__getitem__ for layer in vectors]
         layers = [self.resampled_in_blocks(read, vectors.shape[2], vectors.device) for read in read_layers]
         scores, resampled = zip(*layers, strict=True)
@@ -111,7 +111,7 @@ class Ranking:
             dim: number D of dimensions of the vectors.
             device: device of the vectors.
         """
-        return self._means(self._searched(read, max(_BLOCK // dim, 1), device))
+        return self._means(self._search(read, max(_BLOCK // dim, 1), device))
 
     def _means(self, rankings: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         by_query = []
@@ -127,7 +127,7 @@ class Ranking:
         """Return approximately how many numbers of four bytes a layer needs."""
         return 3 * rows * dim
 
-    def _searched(self, read: ReadRows, block: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _search(self, read: ReadRows, block: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield groups of queries: places, ranked documents ``(1, Q, K)``, and which are valid.
 
         Args:
@@ -164,7 +164,7 @@ class Ranking:
             merged.append((top.values, ranked.gather(1, top.indices)))
         return merged
 
-    def _reranked(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _rerank(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the same for queries that rank only their candidates."""
         assert self.candidates is not None
         longest = max(map(len, self.candidates), default=0)
