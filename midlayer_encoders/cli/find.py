@@ -304,6 +304,7 @@ def print_sweep(result: SweepResult, *, by_layer: bool = True) -> None:
     from midlayer_encoders.report.layer_charts import recipe_rows
     from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping.best_layer import export_lines
+    from midlayer_encoders.sweeping.sweep_result import task_labels
     from midlayer_encoders.tasks import task_label
 
     notes, num_scores = result.notes, result.frame.filter(kind="score").height
@@ -312,7 +313,9 @@ def print_sweep(result: SweepResult, *, by_layer: bool = True) -> None:
         _output.print_table([list(map(task_label, head)), *rows], "Recipes at their best layers", best=result.recipe)
     if num_scores and by_layer:
         _print_scores(result)
-    sentences = [*result.verdict(), *notes.remarks, confirmed_words(result.frame)]
+    labels = task_labels(result.frame["dataset"].unique().to_list())
+    labeled = result.frame.with_columns(result.frame["dataset"].replace(labels))
+    sentences = [*result.verdict(), *notes.remarks, confirmed_words(labeled)]
     if num_scores:
         sentences += result.sample_words()
     elif not result.failures:

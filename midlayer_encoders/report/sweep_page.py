@@ -172,7 +172,8 @@ def confirmed_words(frame: pl.DataFrame) -> str:
         'mteb confirmed 1 score: it differs by at most 1.00 points (STS at layer 1).'
     """
     scores, confirmed = (frame.filter(kind=kind) for kind in ("score", "confirmed"))
-    pairs = confirmed.join(scores, on=["dataset", "layer"], maintain_order="left")
+    keys = [name for name in ("dataset", "layer", "recipe", "dims", "precision") if name in frame.columns]
+    pairs = confirmed.join(scores, on=keys, nulls_equal=True, maintain_order="left")
     if pairs.is_empty():
         return ""
     points = pairs.with_columns(points=100 * (pl.col("value") - pl.col("value_right")).abs())

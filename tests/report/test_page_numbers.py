@@ -253,6 +253,9 @@ def test_confirmed_scores_are_beside_those_of_their_layer() -> None:
     both = pl.concat([make_frame(scores), confirmed])
     assert confirmed_words(both) == "mteb confirmed 3 scores: they differ by at most 1.00 points (A at layer 3)."
     assert confirmed_words(make_frame(scores)) == ""
+    other = pl.concat([make_frame({"A": {3: 0.9}}), confirmed.filter(dataset="A", layer=3)])
+    recipes = pl.concat([both.with_columns(recipe=pl.lit("plain")), other.with_columns(recipe=pl.lit("echo"))])
+    assert confirmed_words(recipes) == "mteb confirmed 4 scores: they differ by at most 64.00 points (A at layer 3)."
     page = report_html(pl.concat([make_frame(scores), confirmed]).filter(layer=12), title="T", how={}, notes=["a note"])
     assert "<h2>Confirmed by mteb</h2>" in page
     assert "mteb confirmed 2 scores: they differ by at most 0.50 points (" in page
